@@ -1,0 +1,60 @@
+"""How joinweir's functions are compiled, and where the compiled code is kept.
+
+numba keeps compiled code on disk and drops it when the function's own file changes, but not when
+a file changes whose functions were inlined into it. So the directory is named by a digest of all
+sources that compiled code can come from. It belongs to the user alone (mode 0700), since numba's
+cache files are pickles. `NUMBA_CACHE_DIR` overrides it, as it does for all of numba.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numba
+from numba import njit
+
+_SOURCES = ("layout.py", "structures.py", "engine.py", "workload.py", "compiling.py")
+
+
+def source_digest() -> int:
+    """A number that changes with every edit of the engine."""
+    folder = Path(__file__).parent
+    text = b"".join((folder / name).read_bytes() for name in _SOURCES if (folder / name).exists())
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
+
+
+DIGEST = source_digest()
+
+
+def _cache_directory() -> str:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    path = os.path.join(home, "joinweir", f"numba-{DIGEST:014x}")
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        if os.stat(path).st_uid == os.getuid() and os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return ""  # no home to write to: numba looks for a place itself
+
+
+def kernel(function: Callable) -> Callable:
+    """Compile a function on first use, and keep the code for the next process.
+
+    It is also how a policy outside of joinweir should compile its ``run``.
+    """
+    if numba.config.CACHE_DIR:  # the user's choice
+        return njit(cache=True)(function)
+    numba.config.CACHE_DIR = _cache_directory()
+    try:
+        return njit(cache=True)(function)  # numba chooses the place here, not at first use
+    except RuntimeError:  # nowhere to write at all: compile in every process
+        return njit(function)
+    finally:
+        numba.config.CACHE_DIR = ""
+
+
+inlined = njit(inline="always")  # code that calls a policy's hooks becomes part of its `run`

@@ -1,0 +1,859 @@
+"""The state machine of a window join on one common key: probe, insert, expire, evict, account.
+
+The engine owns everything but the ranking. A policy file compiles its own ``run`` around
+`join_loop`, handing in five hooks:
+
+``on_count(S, P, group, side, t)``
+    the statistics of a key on a side have moved (an arrival; with window or memory statistics
+    also a row that left);
+``on_match(S, P, group, side, t, seq, first, n)``
+    arrival number `seq` matched the n rows of the key's chain on `side` that begin with slot
+    `first`: all of them, when rows come one by one and in order (`groups_match_as_one`);
+``on_insert(S, P, slot, group, side, t)`` / ``on_remove(S, P, slot, group, side, t)``
+    a row was taken in (already linked) / is about to go (still linked);
+``victim(S, P, side, group, t, end, must) -> slot``
+    which row gives way to a newcomer of `group` on `side`; `NOT_ADMITTED` if the newcomer itself
+    loses, which is allowed only when `must` is false.
+
+`join_loop` is inlined into each ``run``: hooks handed to a compiled function as arguments would
+make numba compile anew in every process, and Spark starts many. numba notices only changes of the
+policy's own file, so the loop leaves `ENGINE_DIGEST` in the state for `simulation` to compare.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compiling import DIGEST as ENGINE_DIGEST
+from .compiling import inlined, kernel
+from .layout import (
+    ACCOUNTING,
+    C_EVICTED,
+    C_EXPIRED,
+    C_IN,
+    C_MATCHED_ARRIVALS,
+    C_REFUSED,
+    CLOCK,
+    COUNT_WINDOW,
+    DIGEST,
+    EVICT_FIRST,
+    EVICTED,
+    EXACT,
+    FREE_GROUP,
+    FREE_LOG,
+    FREE_SLOT,
+    HISTORY,
+    INSERTS,
+    KEEP_LOG,
+    LOG_BYTES,
+    MAX_IDLE,
+    MEMORY,
+    N_ARRIVALS,
+    N_EXACT,
+    N_GROUPS,
+    N_IDLE,
+    N_LOG,
+    N_OUT,
+    N_SLOTS,
+    N_STREAMS,
+    NEXT,
+    NIL,
+    NOT_ADMITTED,
+    ORDER,
+    ORDERED,
+    PARTNER,
+    PINNED,
+    PROBE_FIRST,
+    PROBES,
+    REFUSED,
+    SKETCH,
+    STATISTICS,
+    WINDOW,
+)
+from .structures import mix, sign_of
+
+
+# --- hooks of a policy that does not care -----------------------------------------------------
+@kernel
+def ignore_count(S, P, group, side, t):
+    pass
+
+
+@kernel
+def ignore_match(S, P, group, side, t, seq, first, n):
+    pass
+
+
+@kernel
+def ignore_insert(S, P, slot, group, side, t):
+    pass
+
+
+@kernel
+def ignore_remove(S, P, slot, group, side, t):
+    pass
+
+
+# --- key index ---------------------------------------------------------------------------------
+@kernel
+def find_group(S, key):
+    """The group of a key, or NIL."""
+    mask = S.table.size - 1
+    at = mix(key) & mask
+    while S.table[at].group != NIL:
+        if S.table[at].key == key:
+            return S.table[at].group
+        at = (at + 1) & mask
+    return np.int32(NIL)
+
+
+@kernel
+def add_group(S, key):
+    """The group of a key, made if it is new. The caller has seen to free groups."""
+    mask = S.table.size - 1
+    at = mix(key) & mask
+    while S.table[at].group != NIL:
+        if S.table[at].key == key:
+            return S.table[at].group
+        at = (at + 1) & mask
+    g = np.int32(S.reg[FREE_GROUP])
+    S.reg[FREE_GROUP] = S.group[g].following
+    S.reg[N_GROUPS] += 1
+    S.table[at].key = key
+    S.table[at].group = g
+    k = S.reg[N_STREAMS]
+    S.group[g].key = key
+    S.group[g].idle = 0
+    for s in range(k):
+        S.cell[g * k + s].head = NIL
+        S.cell[g * k + s].tail = NIL
+        S.cell[g * k + s].rows = 0
+        S.cell[g * k + s].live = 0
+        S.cell[g * k + s].hits = 0
+        S.cell[g * k + s].seen = 0
+        S.cell[g * k + s].known = 0
+        S.cell[g * k + s].instant = NIL
+        if not S.reg[ORDERED]:
+            S.chain[g * k + s].head = NIL
+            S.chain[g * k + s].tail = NIL
+    return g
+
+
+@kernel
+def enter_group(S, key):
+    """The group for an arrival; one that was kept for its history alone is no longer idle."""
+    g = add_group(S, key)
+    if S.group[g].idle:
+        S.group[g].idle = 0
+        S.reg[N_IDLE] -= 1
+    return g
+
+
+@kernel
+def drop_group(S, g):
+    """Take a group out of the index; later keys of its run move up, so no tombstones."""
+    mask = S.table.size - 1
+    hole = mix(S.group[g].key) & mask
+    while S.table[hole].group != g:
+        hole = (hole + 1) & mask
+    at = hole
+    while True:
+        at = (at + 1) & mask
+        if S.table[at].group == NIL:
+            break
+        home = mix(S.table[at].key) & mask
+        if ((at - home) & mask) >= ((at - hole) & mask):
+            S.table[hole].key = S.table[at].key
+            S.table[hole].group = S.table[at].group
+            hole = at
+    S.table[hole].group = NIL
+    S.group[g].idle = 1
+    S.group[g].following = np.int32(S.reg[FREE_GROUP])
+    S.reg[FREE_GROUP] = g
+    S.reg[N_GROUPS] -= 1
+
+
+@kernel
+def is_idle(S, g):
+    """No held row, no logged row, not part of the running instant."""
+    k = S.reg[N_STREAMS]
+    for s in range(k):
+        if S.cell[g * k + s].rows or S.cell[g * k + s].live or S.cell[g * k + s].instant != NIL:
+            return False
+    return g != S.reg[PINNED]
+
+
+@kernel
+def forget_rare_keys(S):
+    """Halve the idle groups: those seen least often go (amortised O(1) an arrival)."""
+    k = S.reg[N_STREAMS]
+    most = 1
+    while S.reg[N_IDLE] > S.reg[MAX_IDLE] // 2:
+        for at in range(S.table.size):
+            g = S.table[at].group
+            while g != NIL and S.group[g].idle:
+                times = 0
+                for s in range(k):
+                    times += S.cell[g * k + s].seen
+                if times > most:
+                    break
+                drop_group(S, g)
+                S.reg[N_IDLE] -= 1
+                g = S.table[at].group  # another group may have moved up into this place
+        most *= 2
+
+
+@kernel
+def release_group(S, g):
+    """Called when a group may have become idle: keep it for its history, or give it up."""
+    if not S.group[g].idle and is_idle(S, g):
+        if S.reg[MAX_IDLE] == 0:
+            drop_group(S, g)
+        else:
+            S.group[g].idle = 1
+            S.reg[N_IDLE] += 1
+            if S.reg[N_IDLE] > S.reg[MAX_IDLE]:
+                forget_rare_keys(S)
+
+
+# --- lists and chains --------------------------------------------------------------------------
+@kernel
+def link_by_time(nodes, ends, side, node):
+    """Link into a list ordered by time, starting near the last insertion.
+
+    Rows of one micro-batch come sorted, so the way from one to the next is short even when the
+    batch as a whole lies behind rows that are already held.
+    """
+    t = nodes[node].ts
+    at = ends[side].tail
+    if at != NIL and nodes[at].ts > t:
+        at = ends[side].hint
+        if at == NIL:
+            at = ends[side].tail
+        while at != NIL and nodes[at].ts > t:
+            at = nodes[at].eprev
+        while at != NIL and nodes[at].enext != NIL and nodes[nodes[at].enext].ts <= t:
+            at = nodes[at].enext
+    after = ends[side].head if at == NIL else nodes[at].enext
+    nodes[node].eprev = at
+    nodes[node].enext = after
+    if at == NIL:
+        ends[side].head = node
+    else:
+        nodes[at].enext = node
+    if after == NIL:
+        ends[side].tail = node
+    else:
+        nodes[after].eprev = node
+    ends[side].hint = node
+
+
+@kernel
+def unlink(nodes, ends, side, node):
+    a, b = nodes[node].eprev, nodes[node].enext
+    if a == NIL:
+        ends[side].head = b
+    else:
+        nodes[a].enext = b
+    if b == NIL:
+        ends[side].tail = a
+    else:
+        nodes[b].eprev = a
+    if ends[side].hint == node:
+        ends[side].hint = a
+
+
+@kernel
+def chain_by_time(nodes, chains, c, node):
+    """Link into a key's chain, ordered by time."""
+    t = nodes[node].ts
+    at = chains[c].tail
+    while at != NIL and nodes[at].ts > t:
+        at = nodes[at].kprev
+    after = chains[c].head if at == NIL else nodes[at].knext
+    nodes[node].kprev = at
+    nodes[node].knext = after
+    if at == NIL:
+        chains[c].head = node
+    else:
+        nodes[at].knext = node
+    if after == NIL:
+        chains[c].tail = node
+    else:
+        nodes[after].kprev = node
+
+
+@kernel
+def unchain(nodes, chains, c, node):
+    a, b = nodes[node].kprev, nodes[node].knext
+    if a == NIL:
+        chains[c].head = b
+    else:
+        nodes[a].knext = b
+    if b == NIL:
+        chains[c].tail = a
+    else:
+        nodes[b].kprev = a
+
+
+# --- statistics --------------------------------------------------------------------------------
+@kernel
+def count_of(S, g, side):
+    """How often a key occurs on a side, by the configured source."""
+    source = S.reg[STATISTICS]
+    k = S.reg[N_STREAMS]
+    if source == HISTORY:
+        return S.cell[g * k + side].seen
+    if source == WINDOW:
+        return np.int64(S.cell[g * k + side].live)
+    if source == MEMORY:
+        return np.int64(S.cell[g * k + side].rows)
+    return S.cell[g * k + side].known
+
+
+@kernel
+def frequency(S, g, side):
+    """How often partners of a row of `side` with this key occur."""
+    k = S.reg[N_STREAMS]
+    if k == 2:
+        return float(count_of(S, g, 1 - side))
+    if S.reg[PARTNER] == NEXT:
+        return float(count_of(S, g, (side + 1) % k))
+    product = 1.0
+    for s in range(k):
+        if s != side:
+            product *= count_of(S, g, s)
+    return product
+
+
+@kernel
+def is_partner(S, side, other):
+    """Whether `frequency(…, side)` depends on the counts of `other`."""
+    k = S.reg[N_STREAMS]
+    return other != side and (k == 2 or S.reg[PARTNER] != NEXT or other == (side + 1) % k)
+
+
+# --- matches -----------------------------------------------------------------------------------
+@kernel
+def in_window(nodes, first, last, n, t, t_end, before_t):
+    """Of a chain of n rows by time: how many match a row that lives [t, t_end), and the first.
+
+    Both ends of the chain may hold rows outside the window; rows in between match. With
+    `before_t` rows of the instant t do not count.
+    """
+    while first != NIL and nodes[first].end <= t:
+        n -= 1
+        first = nodes[first].knext
+    limit = t if before_t else t_end
+    while n > 0 and nodes[last].ts >= limit:
+        n -= 1
+        last = nodes[last].kprev
+    return n, first
+
+
+@kernel
+def combinations(S, g, side, t, t_end, row, from_log, out, n, emit):
+    """Results of an arrival in a k-way join: one row of every other side, max ts < min end."""
+    k = S.reg[N_STREAMS]
+    at = np.full(k, NIL, np.int32)
+    latest = np.empty(k + 1, np.int64)
+    earliest_end = np.empty(k + 1, np.int64)
+    latest[0], earliest_end[0] = t, t_end
+    first = n
+    depth = 0
+    fresh = True
+    while depth >= 0:
+        if depth == k:
+            if emit:
+                if n == out.shape[0]:
+                    larger = np.empty((2 * n, k), np.int64)
+                    larger[:n] = out
+                    out = larger
+                for s in range(k):
+                    out[n, s] = row if s == side else S.slot[at[s]].row
+            n += 1
+            depth -= 1
+            fresh = False
+            continue
+        if depth == side:
+            if fresh:
+                latest[depth + 1], earliest_end[depth + 1] = latest[depth], earliest_end[depth]
+                depth += 1
+            else:
+                depth -= 1
+            continue
+        if fresh:
+            c = g * k + depth
+            at[depth] = S.chain[c].head if from_log else S.cell[c].head
+        elif from_log:
+            at[depth] = S.log[at[depth]].knext
+        else:
+            at[depth] = S.slot[at[depth]].knext
+        fresh = False
+        while at[depth] != NIL:
+            node = at[depth]
+            node_ts = S.log[node].ts if from_log else S.slot[node].ts
+            node_end = S.log[node].end if from_log else S.slot[node].end
+            a = max(latest[depth], node_ts)
+            b = min(earliest_end[depth], node_end)
+            if a < b or S.reg[COUNT_WINDOW]:
+                latest[depth + 1], earliest_end[depth + 1] = a, b
+                fresh = True
+                break
+            at[depth] = S.log[node].knext if from_log else S.slot[node].knext
+        depth += 1 if fresh else -1
+    return out, n, n - first
+
+
+# --- accounting --------------------------------------------------------------------------------
+@kernel
+def log_arrival(S, g, side, t, t_end):
+    k = S.reg[N_STREAMS]
+    entry = np.int32(S.reg[FREE_LOG])
+    S.reg[FREE_LOG] = S.log[entry].enext
+    S.reg[N_LOG] += 1
+    S.log[entry].ts = t
+    S.log[entry].end = t_end
+    S.log[entry].group = g
+    link_by_time(S.log, S.logs, side, entry)
+    if not S.reg[ORDERED]:
+        chain_by_time(S.log, S.chain, g * k + side, entry)
+    S.cell[g * k + side].live += 1
+    S.pool[S.side[side].pool].used += S.reg[LOG_BYTES]
+
+
+@kernel
+def unlog(S, entry, side):
+    k = S.reg[N_STREAMS]
+    g = S.log[entry].group
+    unlink(S.log, S.logs, side, entry)
+    if not S.reg[ORDERED]:
+        unchain(S.log, S.chain, g * k + side, entry)
+    S.cell[g * k + side].live -= 1
+    S.pool[S.side[side].pool].used -= S.reg[LOG_BYTES]
+    S.log[entry].enext = np.int32(S.reg[FREE_LOG])
+    S.reg[FREE_LOG] = entry
+    S.reg[N_LOG] -= 1
+    return g
+
+
+@kernel
+def exact_matches(S, g, side, t, t_end):
+    """How many results this arrival has in the exact join."""
+    k = S.reg[N_STREAMS]
+    n = 1
+    for s in range(k):
+        if s != side:
+            n *= S.cell[g * k + s].live
+    if S.reg[ORDERED] or n == 0:
+        return n
+    if k == 2:
+        c = g * k + 1 - side
+        n, _ = in_window(S.log, S.chain[c].head, S.chain[c].tail, n, t, t_end, False)
+        return n
+    return combinations(S, g, side, t, t_end, 0, True, np.empty((1, k), np.int64), 0, False)[2]
+
+
+@kernel
+def drop_panes(S, s, t):
+    """Take panes that have wholly left the window out of the sums."""
+    _, places, depth, width = S.sketch.shape
+    span = S.side[s].sketch_span
+    cut = (t - S.side[s].lifetime) // span
+    low = max(S.side[s].sketch_low, cut - places)
+    while low < cut:
+        place = low % places
+        if S.sketch_pane[s, place] == low:
+            S.sketch_pane[s, place] = NIL
+            for d in range(depth):
+                for cell in range(width):
+                    S.sketch_sum[s, d, cell] -= S.sketch[s, place, d, cell]
+                    S.sketch[s, place, d, cell] = 0
+        low += 1
+    S.side[s].sketch_low = max(S.side[s].sketch_low, low)
+
+
+@kernel
+def sketch_arrival(S, key, side, t):
+    """Count an arrival in the paned Count-Sketch, and add its estimated exact matches.
+
+    Every depth is an estimator of its own (charikar2002): unbiased, since the signs of other keys
+    cancel in the mean; their spread gives the standard error. The pane that the window's edge cuts
+    counts in proportion.
+    """
+    k, places, depth, width = S.sketch.shape
+    for s in range(k):
+        drop_panes(S, s, S.reg[CLOCK])
+    for d in range(depth):
+        product = 1.0
+        for s in range(k):
+            if s != side:
+                h = mix(key + np.int64(1000003) * (d * k + s + 1))
+                cell = h & (width - 1)
+                span = S.side[s].sketch_span
+                edge = t - S.side[s].lifetime  # rows of this time and before are out
+                cut = edge // span
+                estimate = float(S.sketch_sum[s, d, cell])
+                if S.sketch_pane[s, cut % places] == cut:
+                    gone = (edge - cut * span + 1) / span
+                    estimate -= gone * S.sketch[s, cut % places, d, cell]
+                product *= estimate * sign_of(h)
+        S.sketch_out[d] += product
+    pane = t // S.side[side].sketch_span
+    if pane < S.side[side].sketch_low:
+        return  # came so late that its window has passed
+    S.sketch_pane[side, pane % places] = pane
+    for d in range(depth):
+        h = mix(key + np.int64(1000003) * (d * k + side + 1))
+        cell = h & (width - 1)
+        S.sketch[side, pane % places, d, cell] += sign_of(h)
+        S.sketch_sum[side, d, cell] += sign_of(h)
+
+
+# --- rows in and out (with hooks, so inlined) --------------------------------------------------
+@inlined
+def take_out(S, P, slot, t, on_remove, on_count):
+    """Remove a held row from every list; its group stays."""
+    k = S.reg[N_STREAMS]
+    g = S.slot[slot].group
+    s = np.int64(S.slot[slot].side)
+    on_remove(S, P, slot, g, s, t)
+    unchain(S.slot, S.cell, g * k + s, slot)
+    unlink(S.slot, S.expiry, s, slot)
+    S.cell[g * k + s].rows -= 1
+    S.side[s].held -= 1
+    S.pool[S.side[s].pool].used -= S.slot[slot].size
+    S.slot[slot].enext = np.int32(S.reg[FREE_SLOT])
+    S.reg[FREE_SLOT] = slot
+    S.reg[N_SLOTS] -= 1
+    if S.reg[STATISTICS] == MEMORY:
+        on_count(S, P, g, s, t)
+
+
+@inlined
+def expire(S, P, t, on_remove, on_count):
+    """Forget rows, and logged arrivals, that no later row can match."""
+    k = S.reg[N_STREAMS]
+    for s in range(k):
+        now = S.side[s].clock
+        while S.expiry[s].head != NIL and S.slot[S.expiry[s].head].end <= now:
+            slot = S.expiry[s].head
+            g = S.slot[slot].group
+            take_out(S, P, slot, t, on_remove, on_count)
+            S.counters[s, C_EXPIRED] += 1
+            release_group(S, g)
+        while S.logs[s].head != NIL and S.log[S.logs[s].head].end <= now:
+            g = unlog(S, S.logs[s].head, s)
+            if S.reg[STATISTICS] == WINDOW:
+                on_count(S, P, g, s, t)
+            release_group(S, g)
+
+
+@kernel
+def pool_is_empty(S, pool):
+    for s in range(S.side.size):
+        if S.side[s].pool == pool and S.side[s].held > 0:
+            return False
+    return True
+
+
+@kernel
+def put_in(S, g, s, t, t_end, seq, row, size):
+    """Take a row in: it gets a slot and its places in the lists."""
+    k = S.reg[N_STREAMS]
+    slot = np.int32(S.reg[FREE_SLOT])
+    S.reg[FREE_SLOT] = S.slot[slot].enext
+    S.reg[N_SLOTS] += 1
+    S.slot[slot].ts = t
+    S.slot[slot].end = t_end
+    S.slot[slot].seq = seq
+    S.slot[slot].row = row
+    S.slot[slot].group = g
+    S.slot[slot].side = s
+    S.slot[slot].size = size
+    S.slot[slot].mark = S.cell[g * k + s].hits
+    chain_by_time(S.slot, S.cell, g * k + s, slot)
+    link_by_time(S.slot, S.expiry, s, slot)
+    S.cell[g * k + s].rows += 1
+    S.side[s].held += 1
+    S.pool[S.side[s].pool].used += size
+    return slot
+
+
+@kernel
+def write_shed(shed, n, side, row, reason, matches):
+    if shed.shape[0] > 0:
+        shed[n, 0], shed[n, 1], shed[n, 2], shed[n, 3] = side, row, reason, matches
+        n += 1
+    return n
+
+
+@inlined
+def admit(
+    S, P, g, s, t, t_end, seq, row, size, wanted, shed, n_shed, on_count, on_insert, on_remove, victim
+):
+    """Make room by the policy's choice and take the row in, or refuse it."""
+    k = S.reg[N_STREAMS]
+    pool = S.side[s].pool
+    dead = t_end <= S.side[s].clock and not S.reg[COUNT_WINDOW]  # came after its partners' last chance
+    refused = dead or not wanted or size > S.pool[pool].cap
+    # A refused row can still leave the pool too full: its log entry takes room, too.
+    while S.pool[pool].used + (0 if refused else size) > S.pool[pool].cap:
+        if pool_is_empty(S, pool):
+            if refused:
+                break
+            refused = True
+            continue
+        out = victim(S, P, s, g, t, t_end, refused)
+        if out == NOT_ADMITTED:
+            refused = True
+            continue
+        out_group = S.slot[out].group
+        o = np.int64(S.slot[out].side)
+        S.counters[o, C_EVICTED] += 1
+        matches = S.cell[out_group * k + o].hits - S.slot[out].mark
+        n_shed = write_shed(shed, n_shed, o, S.slot[out].row, EVICTED, matches)
+        take_out(S, P, out, t, on_remove, on_count)
+        release_group(S, out_group)
+    if dead:
+        S.counters[s, C_EXPIRED] += 1
+    elif refused:
+        S.counters[s, C_REFUSED] += 1
+        n_shed = write_shed(shed, n_shed, s, row, REFUSED, 0)
+    else:
+        slot = put_in(S, g, s, t, t_end, seq, row, size)
+        on_insert(S, P, slot, g, s, t)
+        if S.reg[STATISTICS] == MEMORY:
+            on_count(S, P, g, s, t)
+    return n_shed
+
+
+@inlined
+def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, want_pairs, on_match):
+    """Find the held partners of a row, credit them, and write the results."""
+    k = S.reg[N_STREAMS]
+    if k == 2:
+        o = 1 - s
+        n = np.int64(S.cell[g * k + o].rows)
+        if n > 0:
+            first = S.cell[g * k + o].head
+            if before_t or not S.reg[ORDERED]:
+                held = n
+                n, first = in_window(
+                    S.slot, first, S.cell[g * k + o].tail, n, t, t_end, before_t
+                )
+                if n > 0 and n < held:  # rows outside the window were not hit
+                    at = S.cell[g * k + o].head
+                    while at != first:
+                        S.slot[at].mark += 1
+                        held -= 1
+                        at = S.slot[at].knext
+                    at = S.cell[g * k + o].tail
+                    while held > n:
+                        S.slot[at].mark += 1
+                        held -= 1
+                        at = S.slot[at].kprev
+            if n > 0:
+                S.counters[s, C_MATCHED_ARRIVALS] += 1
+                S.reg[N_OUT] += n
+                S.cell[g * k + o].hits += 1
+                if want_pairs:
+                    if n_out + n > out.shape[0]:
+                        larger = np.empty((2 * (n_out + n), 2), np.int64)
+                        larger[:n_out] = out[:n_out]
+                        out = larger
+                    at = first
+                    for i in range(n_out, n_out + n):
+                        out[i, s] = row
+                        out[i, o] = S.slot[at].row
+                        at = S.slot[at].knext
+                    n_out += n
+                on_match(S, P, g, o, t, seq, first, n)
+    else:
+        n = np.int64(1)
+        for other in range(k):
+            if other != s:
+                n *= S.cell[g * k + other].rows
+        if n > 0:
+            if want_pairs or not S.reg[ORDERED]:
+                out, n_out_new, n = combinations(
+                    S, g, s, t, t_end, row, False, out, n_out, want_pairs
+                )
+                if want_pairs:
+                    n_out = n_out_new
+            if n > 0:
+                S.counters[s, C_MATCHED_ARRIVALS] += 1
+                S.reg[N_OUT] += n
+                for other in range(k):
+                    if other != s:
+                        S.cell[g * k + other].hits += 1
+                        c = g * k + other
+                        on_match(S, P, g, other, t, seq, S.cell[c].head, S.cell[c].rows)
+    return out, n_out
+
+
+@inlined
+def note(S, P, g, s, key, t, t_end, action, on_count):
+    """Statistics and accounting of an arrival, whatever becomes of it."""
+    if S.reg[ACCOUNTING] == SKETCH:
+        sketch_arrival(S, key, s, t)
+    if S.reg[KEEP_LOG]:
+        if S.reg[ACCOUNTING] == EXACT:
+            S.reg[N_EXACT] += exact_matches(S, g, s, t, t_end)
+        if t_end > S.side[s].clock or S.reg[COUNT_WINDOW]:
+            log_arrival(S, g, s, t, t_end)
+    if action != 0:  # a row dropped ahead of the join is not seen by it
+        S.cell[g * S.reg[N_STREAMS] + s].seen += 1
+        if S.reg[STATISTICS] != MEMORY:
+            on_count(S, P, g, s, t)
+
+
+@kernel
+def move_clocks(S, s, t):
+    """Time moves on with a row of side s.
+
+    When rows come in order, every side's clock is this row's time. Otherwise a row can be forgotten
+    once all *other* sides have passed its end, less their lateness. A count window's clock is the
+    number of its own rows.
+    """
+    k = S.reg[N_STREAMS]
+    S.reg[CLOCK] = max(S.reg[CLOCK], t)
+    if S.reg[COUNT_WINDOW]:
+        S.side[s].clock = S.side[s].arrived
+    elif S.reg[ORDERED]:
+        for other in range(k):
+            S.side[other].clock = t
+    else:
+        S.side[s].seen_max = max(S.side[s].seen_max, t)
+        for side in range(k):
+            bound = np.iinfo(np.int64).max
+            for other in range(k):
+                if other != side:
+                    bound = min(bound, S.side[other].seen_max - S.side[other].lateness)
+            S.side[side].clock = max(S.side[side].clock, bound)
+
+
+@kernel
+def end_of(S, batch, r, s):
+    """First time at which a row is dead; in a count window, the number of its own stream's row."""
+    if S.reg[COUNT_WINDOW]:
+        return S.side[s].arrived - 1 + S.side[s].lifetime
+    return batch.end[r]
+
+
+@kernel
+def time_of(S, side):
+    """The time by which a side's rows age: ticks, or its own rows in a count window."""
+    return S.side[side].arrived if S.reg[COUNT_WINDOW] else S.reg[CLOCK]
+
+
+@kernel
+def remaining(S, side, end):
+    """How long a held row of a side still has."""
+    return end - time_of(S, side)
+
+
+@inlined
+def join_loop(S, P, batch, want_pairs, shed, on_count, on_match, on_insert, on_remove, victim):
+    """Process a batch. Returns results (row numbers, a column a stream), their number, n_shed.
+
+    Rows come sorted by (ts, side, row). `shed` takes (side, row, reason, matches) of every row
+    shed; when it has no rows it stays unused. An *instant* is all rows of one time in the two
+    synchronous orders, and a single row in the sequential one.
+    """
+    S.reg[DIGEST] = ENGINE_DIGEST
+    k = S.reg[N_STREAMS]
+    n = batch.ts.size
+    order = S.reg[ORDER]
+    out = np.empty((max(n, 16) if want_pairs else 1, k), np.int64)
+    n_out = 0
+    n_shed = 0
+    members = np.empty(n, np.int32)
+    alike = np.empty(n if order != PROBE_FIRST else 0, np.int32)
+    i = 0
+    while i < n:
+        t = batch.ts[i]
+        stop = i + 1
+        if order != PROBE_FIRST:
+            while stop < n and batch.ts[stop] == t:
+                stop += 1
+        move_clocks(S, np.int64(batch.side[i]), t)
+        expire(S, P, t, on_remove, on_count)
+        first_seq = S.reg[N_ARRIVALS]
+        for r in range(i, stop):
+            s = np.int64(batch.side[r])
+            S.reg[N_ARRIVALS] += 1
+            S.side[s].arrived += 1
+            S.counters[s, C_IN] += 1
+            g = enter_group(S, batch.key[r])
+            members[r] = g
+            if order == PROBE_FIRST:
+                S.reg[PINNED] = g
+            else:
+                alike[r] = S.cell[g * k + s].instant
+                S.cell[g * k + s].instant = r
+            t_end = end_of(S, batch, r, s)
+            note(S, P, g, s, batch.key[r], t, t_end, batch.action[r], on_count)
+        for phase in range(2):
+            probing = (phase == 0) != (order == EVICT_FIRST)
+            for r in range(i, stop):
+                s = np.int64(batch.side[r])
+                g = members[r]
+                seq = first_seq + r - i
+                t_end = end_of(S, batch, r, s)
+                if not probing:
+                    n_shed = admit(
+                        S,
+                        P,
+                        g,
+                        s,
+                        t,
+                        t_end,
+                        seq,
+                        batch.row[r],
+                        batch.size[r],
+                        batch.action[r] & INSERTS,
+                        shed,
+                        n_shed,
+                        on_count,
+                        on_insert,
+                        on_remove,
+                        victim,
+                    )
+                elif batch.action[r] & PROBES:
+                    out, n_out = probe(
+                        S,
+                        P,
+                        g,
+                        s,
+                        t,
+                        t_end,
+                        seq,
+                        batch.row[r],
+                        order == EVICT_FIRST,
+                        out,
+                        n_out,
+                        want_pairs,
+                        on_match,
+                    )
+                    if order != PROBE_FIRST and s == 0:  # pairs of one instant, counted once
+                        other = S.cell[g * k + 1].instant
+                        while other != NIL:
+                            if batch.action[other] & PROBES:
+                                S.reg[N_OUT] += 1
+                                if want_pairs:
+                                    if n_out == out.shape[0]:
+                                        larger = np.empty((2 * n_out, k), np.int64)
+                                        larger[:n_out] = out
+                                        out = larger
+                                    out[n_out, 0] = batch.row[r]
+                                    out[n_out, 1] = batch.row[other]
+                                    n_out += 1
+                            other = alike[other]
+        S.reg[PINNED] = NIL
+        for r in range(i, stop):
+            S.cell[members[r] * k + batch.side[r]].instant = NIL
+        for r in range(i, stop):
+            release_group(S, members[r])
+        i = stop
+    return out, n_out, n_shed

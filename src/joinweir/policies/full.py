@@ -1,0 +1,51 @@
+"""Nothing goes: the exact join, whatever memory it takes.
+
+Keeps nothing. The denominator of every recall (FULL in chang2004 §5).
+Deviations: none. Cost per arrival: O(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..compiling import kernel
+from ..engine import ignore_count, ignore_insert, ignore_match, ignore_remove, join_loop
+from ..layout import NOT_ADMITTED
+from . import Parameters, Policy, Sizes
+
+
+@dataclass(frozen=True)
+class Params(Parameters):
+    """Nothing of its own."""
+
+
+class State(NamedTuple):
+    """Nothing."""
+
+    unused: np.ndarray
+
+
+def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+    """Empty state."""
+    return State(np.zeros(1, np.int64))
+
+
+@kernel
+def victim(S, P, side, group, t, end, must):
+    return np.int32(NOT_ADMITTED)  # never asked: there is always room
+
+
+@kernel
+def run(S, P, batch, want_pairs, shed):
+    return join_loop(
+        S, P, batch, want_pairs, shed,
+        ignore_count, ignore_match, ignore_insert, ignore_remove, victim,
+    )  # fmt: skip
+
+
+POLICY = Policy(
+    params=Params, init=init, run=run, paper="chang2004 §5", cost="O(1)", bounded=False
+)

@@ -1,0 +1,113 @@
+"""The row goes that has the fewest results to expect: rarity times remaining life.
+
+Keeps counts of keys (the engine's) and a kinetic tournament of keys. Rule: victim = min
+(f(key) · (end - now), ts, seq); the newcomer competes. LIFE of das2003, which chang2004 cites but
+does not run; reconstructed.
+Deviations: none known.
+Cost per arrival: O(log² B) amortised. All rows of a key share f, so only the oldest competes, and
+the key's value falls as a line with slope -f: a tournament that knows when each comparison turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..compiling import kernel
+from ..engine import frequency, ignore_match, is_partner, join_loop, remaining, time_of
+from ..layout import COMPETING, N_STREAMS, NIL, NOT_ADMITTED
+from ..structures import (
+    Tournament,
+    before,
+    grow_tournament,
+    new_tournament,
+    tournament_drop,
+    tournament_set,
+    tournament_winner,
+)
+from . import FrequencyParameters, Policy, Sizes
+
+
+@dataclass(frozen=True)
+class Params(FrequencyParameters):
+    """Nothing of its own."""
+
+    competing: bool = True
+
+
+class State(NamedTuple):
+    """Keys by what their oldest row can still expect."""
+
+    tournament: Tournament  # of groups, a tree a side
+
+
+def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+    """Empty state."""
+    return State(new_tournament(sizes.streams, sizes.groups))
+
+
+def grow(old: State, fresh: State) -> State:
+    """A larger tournament with the same entrants."""
+    return State(grow_tournament(old.tournament, fresh.tournament))
+
+
+@kernel
+def enter(S, P, group, side, slot):
+    row = S.slot[slot]
+    f = frequency(S, group, side)
+    tournament_set(P.tournament, side, group, f, row.end, row.ts, row.seq, time_of(S, side))
+
+
+@kernel
+def on_count(S, P, group, side, t):
+    k = S.reg[N_STREAMS]
+    for s in range(k):
+        if is_partner(S, s, side) and S.cell[group * k + s].rows > 0:
+            enter(S, P, group, s, S.cell[group * k + s].head)
+
+
+@kernel
+def on_insert(S, P, slot, group, side, t):
+    if S.cell[group * S.reg[N_STREAMS] + side].head == slot:
+        enter(S, P, group, side, slot)
+
+
+@kernel
+def on_remove(S, P, slot, group, side, t):
+    cell = group * S.reg[N_STREAMS] + side
+    if S.cell[cell].rows == 1:
+        tournament_drop(P.tournament, side, group, time_of(S, side))
+    elif S.cell[cell].head == slot:
+        enter(S, P, group, side, S.slot[slot].knext)
+
+
+@kernel
+def victim(S, P, side, group, t, end, must):
+    k = S.reg[N_STREAMS]
+    best = NIL
+    best_value = 0.0
+    for s in range(k):
+        if S.side[s].pool == S.side[side].pool and S.side[s].held > 0:
+            g = tournament_winner(P.tournament, s, time_of(S, s))
+            slot = S.cell[g * k + s].head
+            value = frequency(S, g, s) * float(remaining(S, s, S.slot[slot].end))
+            a, b = S.slot[slot], S.slot[best]
+            if best == NIL or before(value, a.ts, a.seq, best_value, b.ts, b.seq):
+                best, best_value = slot, value
+    if S.reg[COMPETING] and not must:
+        if frequency(S, group, side) * float(remaining(S, side, end)) < best_value:
+            return NOT_ADMITTED
+    return best
+
+
+@kernel
+def run(S, P, batch, want_pairs, shed):
+    return join_loop(
+        S, P, batch, want_pairs, shed,
+        on_count, ignore_match, on_insert, on_remove, victim,
+    )  # fmt: skip
+
+
+POLICY = Policy(
+    params=Params, init=init, run=run, grow=grow, paper="das2003", cost="O(log² B) amortised"
+)

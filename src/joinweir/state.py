@@ -1,0 +1,582 @@
+"""A running join: its configuration, its arrays, and how they are saved.
+
+`JoinConfig` says what is joined and under which budget; it never changes. `JoinState` holds the
+arrays and feeds batches to the policy's compiled loop. Neither reads a clock or does I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import layout as L
+from .compiling import DIGEST, kernel
+from .engine import add_group, find_group
+from .errors import JoinweirError, StateError
+from .policies import Parameters, Sizes, definition
+from .structures import grown, mix, power_of_two
+
+CHUNK = 1 << 16  # rows between two looks at the room left in the arrays
+UNBOUNDED = 1 << 62
+GHOST_ROWS = 1024  # a ghost that tunes a policy holds about this many rows, if the join holds more
+_HEADER = struct.Struct("<6sHIQ32s")  # magic, version, crc32, length, config digest
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """A join on one common key of two or more streams.
+
+    Parameters
+    ----------
+    policy
+        What gives way when memory is full.
+    lifetimes
+        Life of a row per stream, in ticks of the time column (a row is dead at ts + lifetime).
+    capacity
+        Budget per stream; or a single number for one pool that all streams share. None: unbounded.
+    unit
+        ``rows`` or ``bytes``: what `capacity` counts.
+    ordered
+        True if rows come in time order over all streams, so that a row can be forgotten as soon as
+        any row is later than its end. False: only once the *other* streams have passed it, less
+        `lateness`.
+    count_window
+        Life in rows of the own stream instead of ticks.
+    landmarks
+        True if each row's end is given with it rather than by its stream's lifetime.
+    max_idle
+        How many keys to remember for their frequency alone. None: all.
+    """
+
+    policy: Parameters
+    lifetimes: tuple[int, ...]
+    capacity: tuple[int, ...] | None
+    unit: str = "rows"
+    order: str = "probe_first"
+    ordered: bool = True
+    lateness: tuple[int, ...] = ()
+    count_window: bool = False
+    landmarks: bool = False
+    accounting: str = "exact"
+    seed: int = 0
+    max_idle: int | None = None
+    sketch_depth: int = 8
+    sketch_width: int = 2048
+    sketch_panes: int = 32
+
+    @property
+    def streams(self) -> int:
+        """How many streams are joined."""
+        return len(self.lifetimes)
+
+    @property
+    def pools(self) -> tuple[int, ...]:
+        """Which pool each stream draws on."""
+        one = self.capacity is not None and len(self.capacity) == 1
+        return (0,) * self.streams if one else tuple(range(self.streams))
+
+    @property
+    def groups_match_as_one(self) -> bool:
+        """Whether an arrival always matches all held rows of its key, or none."""
+        return self.ordered and self.order == "probe_first"
+
+    def digest(self) -> bytes:
+        """Identifies what a saved state can be continued with."""
+        fields = dataclasses.asdict(self) | {"policy": str(self.policy)}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+
+
+class Outcome(NamedTuple):
+    """What a batch brought."""
+
+    results: np.ndarray  # int64[n, k] row numbers; empty when not asked for
+    shed: np.ndarray  # int64[m, 4] side, row, reason, matches; empty when not asked for
+
+
+class JoinState:
+    """A join that has processed some rows and can process more.
+
+    Examples
+    --------
+    >>> from joinweir.policies import policy
+    >>> config = JoinConfig(policy("fifo"), lifetimes=(10, 10), capacity=(2, 2))
+    >>> state = JoinState(config)
+    >>> batch = make_batch(config, ts=[1, 2, 3], side=[0, 0, 1], key=[7, 8, 7], row=[0, 1, 0])
+    >>> state.process(batch).results.tolist()
+    [[0, 0]]
+    """
+
+    def __init__(self, config: JoinConfig, known: dict[str, np.ndarray] | None = None) -> None:
+        self.config = config
+        self.definition = definition(config.policy.name)
+        k = config.streams
+        if config.order != "probe_first" and (k != 2 or not config.ordered or config.count_window):
+            raise JoinweirError(
+                f"order={config.order!r} needs two streams in time order and a time window"
+            )
+        self.params = config.policy
+        self.choices: tuple[Parameters, ...] = ()
+        if self.definition.alternatives:
+            self.choices = self.definition.alternatives(config.policy)
+        self.bounded = self.definition.bounded and config.capacity is not None
+        self.store = _new_store(config, self.bounded)
+        if self.choices:
+            self.params = self.choices[len(self.choices) // 2]
+        self.policy_state = self._fresh_policy_state()
+        self.compiled_run = (
+            self.definition.choose_run(self.params, config.groups_match_as_one)
+            if self.definition.choose_run
+            else self.definition.run
+        )
+        self.ghosts = self._make_ghosts()
+        if self.store.reg[L.STATISTICS] == L.ORACLE:
+            if known is None:
+                raise JoinweirError(
+                    "statistics='oracle' needs the whole input; it works in simulate() only"
+                )
+            self._teach(known)
+        _verify_compiled(self)
+
+    # --- feeding ---------------------------------------------------------------------------
+    def process(
+        self, batch: L.Batch, *, results: bool = True, shed: bool = False
+    ) -> Outcome:
+        """Process rows sorted by (ts, side, row) and return what came of them."""
+        pieces, dropped = [], []
+        start, n = 0, batch.ts.size
+        while start < n:
+            stop = self._end_of_chunk(batch, start)
+            part = L.Batch(*(column[start:stop] for column in batch))
+            pairs, lost = self._process_chunk(part, results, shed)
+            pieces.append(pairs)
+            dropped.append(lost)
+            start = stop
+        k = self.config.streams
+        return Outcome(
+            np.concatenate(pieces) if pieces else np.empty((0, k), np.int64),
+            np.concatenate(dropped) if dropped else np.empty((0, 4), np.int64),
+        )
+
+    def _end_of_chunk(self, batch: L.Batch, start: int) -> int:
+        stop = min(start + CHUNK, batch.ts.size)
+        if self.ghosts:  # the next tuning falls on a number of arrivals, however batches are cut
+            due = self._tuning_interval() - int(self.store.reg[L.N_ARRIVALS]) % (
+                self._tuning_interval()
+            )
+            stop = min(stop, start + due)
+        if self.config.order != "probe_first":  # never inside an instant
+            stop += int(np.searchsorted(batch.ts[stop:], batch.ts[stop - 1], side="right"))
+        return stop
+
+    def _process_chunk(self, part: L.Batch, results: bool, shed: bool):
+        n = part.ts.size
+        if self.config.order != "probe_first" and part.ts[0] <= self.store.reg[L.CLOCK]:
+            raise JoinweirError(
+                f"order={self.config.order!r}: an instant must come whole; "
+                f"time {part.ts[0]} was processed already"
+            )
+        self._make_room(n)
+        tuned_before = int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval()
+        lost = np.empty((n + int(self.store.reg[L.N_SLOTS]) if shed else 0, 4), np.int64)
+        pairs, n_pairs, n_lost = self.compiled_run(
+            self.store, self.policy_state, part, results, lost
+        )
+        if self.ghosts:
+            self._feed_ghosts(part)
+            if int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval() > tuned_before:
+                self._tune()
+        return pairs[: n_pairs if results else 0], lost[:n_lost]
+
+    # --- room ------------------------------------------------------------------------------
+    def _sizes(self) -> Sizes:
+        return Sizes(
+            streams=self.config.streams,
+            pools=self.store.pool.size,
+            slots=self.store.slot.size,
+            groups=self.store.group.size,
+        )
+
+    def _fresh_policy_state(self):
+        return self.definition.init(self.params, self._sizes(), self.config.groups_match_as_one)
+
+    def _make_room(self, n: int) -> None:
+        store = self.store
+        reg = store.reg
+        slots = int(reg[L.N_SLOTS]) + n
+        if self.bounded and self.config.unit == "rows":
+            slots = min(slots, int(store.pool["cap"].sum()))
+        groups = int(reg[L.N_GROUPS]) + n
+        log = int(reg[L.N_LOG]) + n if reg[L.KEEP_LOG] else 0
+        if slots > store.slot.size or groups > store.group.size or log > store.log.size:
+            self.store = _grown_store(store, slots, groups, log)
+            grow = self.definition.grow or grown
+            self.policy_state = grow(self.policy_state, self._fresh_policy_state())
+        if self.definition.before_batch:
+            self.policy_state = self.definition.before_batch(self.store, self.policy_state, n)
+
+    # --- tuning by ghosts -------------------------------------------------------------------
+    def _make_ghosts(self) -> list[JoinState]:
+        """Small copies of the join, one for each alternative, on a sample of the keys.
+
+        A sample by hash of the key keeps all pairs of a key, so that a join with its share of the
+        memory behaves like the whole (waldspurger2015).
+        """
+        self.sample = 1
+        self.ghost_out = np.zeros(len(self.choices))
+        if not self.choices or not self.bounded:
+            return []
+        cap = self.store.pool["cap"]
+        if self.config.unit == "rows":
+            self.sample = int(min(16, max(1, cap.sum() // GHOST_ROWS)))
+        scaled = tuple(int(max(1, c // self.sample)) for c in cap)
+        return [
+            JoinState(
+                dataclasses.replace(
+                    self.config, policy=choice, capacity=scaled, accounting="off"
+                )
+            )
+            for choice in self.choices
+        ]
+
+    def _tuning_interval(self) -> int:
+        return max(512, min(1 << 16, int(self.store.pool["cap"].sum()))) if self.ghosts else 1 << 62
+
+    def _feed_ghosts(self, part: L.Batch) -> None:
+        if self.sample > 1:
+            part = L.Batch(*(column[_sampled(part.key, self.sample)] for column in part))
+        for ghost in self.ghosts:
+            ghost.process(part, results=False)
+
+    def _tune(self) -> None:
+        """Go on with the alternative whose ghost produced most of late."""
+        self.ghost_out *= 0.5
+        for i, ghost in enumerate(self.ghosts):
+            self.ghost_out[i] += ghost.store.reg[L.N_OUT]
+            ghost.store.reg[L.N_OUT] = 0
+        best = self.choices[int(np.argmax(self.ghost_out))]
+        if best != self.params:
+            self.definition.adopt(self.policy_state, best)
+            self.params = best
+
+    # --- oracle statistics -------------------------------------------------------------------
+    def _teach(self, known: dict[str, np.ndarray]) -> None:
+        self._make_room(known["key"].size)
+        _teach(self.store, known["key"], known["side"])
+        for ghost in self.ghosts:
+            _teach(ghost.store, known["key"], known["side"])
+
+    # --- saving ------------------------------------------------------------------------------
+    def _parts(self) -> dict[str, tuple[JoinState, str]]:
+        """Name in a snapshot → whose attribute it is."""
+        parts = {"store": (self, "store"), "policy": (self, "policy_state")}
+        for i, ghost in enumerate(self.ghosts):
+            parts |= {f"ghost{i}/{name}": place for name, place in ghost._parts().items()}
+        return parts
+
+    def snapshot(self) -> bytes:
+        """The whole state as bytes: a header with checksum and digest, then plain arrays."""
+        arrays = {"ghost_out": self.ghost_out}
+        for name, (owner, attribute) in self._parts().items():
+            arrays |= _flatten(name, getattr(owner, attribute))
+        shapes = {name: array.shape for name, array in arrays.items()}
+        chosen = self.choices.index(self.params) if self.choices else 0
+        head = json.dumps({"shapes": shapes, "chosen": chosen}).encode()
+        body = b"".join(
+            [struct.pack("<I", len(head)), head]
+            + [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
+        )
+        return (
+            _HEADER.pack(
+                L.MAGIC, L.LAYOUT_VERSION, zlib.crc32(body), len(body), self.config.digest()
+            )
+            + body
+        )
+
+    @classmethod
+    def restore(cls, config: JoinConfig, saved: bytes) -> JoinState:
+        """A join that goes on exactly where `snapshot` was taken."""
+        if len(saved) < _HEADER.size or saved[: len(L.MAGIC)] != L.MAGIC:
+            raise StateError("this is no saved joinweir state (wrong first bytes)")
+        _, version, checksum, length, digest = _HEADER.unpack_from(saved)
+        body = memoryview(saved)[_HEADER.size :]
+        if version != L.LAYOUT_VERSION:
+            raise StateError(
+                f"the state was saved in layout {version}, this joinweir reads {L.LAYOUT_VERSION}"
+            )
+        if len(body) != length or zlib.crc32(body) != checksum:
+            raise StateError("the saved state is damaged (length or checksum differs)")
+        if digest != config.digest():
+            raise StateError("the state was saved by a join with another configuration")
+        (head_length,) = struct.unpack_from("<I", body)
+        head = json.loads(bytes(body[4 : 4 + head_length]))
+        state = cls(config, known={"key": np.empty(0, np.int64), "side": np.empty(0, np.int8)})
+        fresh = {"ghost_out": state.ghost_out}
+        for name, (owner, attribute) in state._parts().items():
+            fresh |= _flatten(name, getattr(owner, attribute))
+        arrays, at = {}, 4 + head_length
+        for name, shape in head["shapes"].items():
+            kind = fresh[name].dtype
+            size = int(np.prod(shape)) * kind.itemsize
+            arrays[name] = np.frombuffer(body[at : at + size], kind).reshape(shape).copy()
+            at += size
+        for name, (owner, attribute) in state._parts().items():
+            setattr(owner, attribute, _unflatten(name, getattr(owner, attribute), arrays))
+        state.ghost_out = arrays["ghost_out"]
+        if state.choices:
+            state.params = state.choices[head["chosen"]]
+        return state
+
+    # --- what was lost -------------------------------------------------------------------------
+    def exact_size(self) -> tuple[float | None, float]:
+        """Size of the exact join so far and its standard error (None when not accounted)."""
+        if self.config.accounting == "off":
+            return None, 0.0
+        if self.config.accounting == "exact":
+            return int(self.store.reg[L.N_EXACT]), 0.0
+        estimates = self.store.sketch_out
+        return float(estimates.mean()), float(estimates.std(ddof=1) / np.sqrt(estimates.size))
+
+    def bytes_of_state(self) -> int:
+        """Bytes of all arrays, used or not: what the process really spends."""
+        arrays = _flatten("s", self.store) | _flatten("p", self.policy_state)
+        own = sum(a.nbytes for a in arrays.values())
+        return own + sum(ghost.bytes_of_state() for ghost in self.ghosts)
+
+
+def make_batch(
+    config: JoinConfig,
+    *,
+    ts: Any,
+    side: Any,
+    key: Any,
+    row: Any,
+    end: Any = None,
+    size: Any = None,
+    action: Any = None,
+) -> L.Batch:
+    """A batch of rows for `JoinState.process`; sorts nothing."""
+    ts = np.ascontiguousarray(ts, np.int64)
+    side = np.ascontiguousarray(side, np.int8)
+    n = ts.size
+    if end is None and not config.count_window:
+        end = ts + np.asarray(config.lifetimes, np.int64)[side]
+    return L.Batch(
+        ts=ts,
+        end=np.zeros(n, np.int64) if end is None else np.ascontiguousarray(end, np.int64),
+        side=side,
+        key=np.ascontiguousarray(key, np.int64),
+        row=np.ascontiguousarray(row, np.int64),
+        size=np.ones(n, np.int32) if size is None else np.ascontiguousarray(size, np.int32),
+        action=(
+            np.full(n, L.PROBES | L.INSERTS, np.uint8)
+            if action is None
+            else np.ascontiguousarray(action, np.uint8)
+        ),
+    )
+
+
+# --- allocation ----------------------------------------------------------------------------------
+# What one row, key and logged arrival cost in a budget in bytes: their records, the key's two
+# places in the index included.
+LOG_ENTRY_BYTES = L.LOGGED.itemsize + L.GROUP.itemsize + 2 * L.PLACE.itemsize + L.CELL.itemsize
+
+
+def index_bytes_per_row(streams: int) -> int:
+    """Bytes of the engine's own records per held row that has a key of its own."""
+    key = L.GROUP.itemsize + streams * L.CELL.itemsize + 2 * L.PLACE.itemsize
+    return L.SLOT.itemsize + key
+
+
+def _with_free_list(kind: np.dtype, n: int, link: str) -> np.ndarray:
+    records = np.zeros(n, kind)
+    records[link] = np.arange(1, n + 1)
+    records[link][-1] = L.NIL
+    return records
+
+
+def _ends(k: int) -> np.ndarray:
+    ends = np.zeros(k, L.ENDS)
+    for name in ends.dtype.names:
+        ends[name] = L.NIL
+    return ends
+
+
+def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
+    k, n = config.streams, 64
+    panes, depth = config.sketch_panes + 1, config.sketch_depth
+    width = power_of_two(config.sketch_width)
+    if config.accounting != "sketch":
+        panes = depth = width = 1
+    reg = np.zeros(L.REG_SIZE, np.int64)
+    reg[L.N_STREAMS] = k
+    reg[L.CLOCK] = -UNBOUNDED
+    reg[L.ORDERED] = config.ordered
+    reg[L.ORDER] = L.ORDERS.index(config.order)
+    reg[L.COUNT_WINDOW] = config.count_window
+    reg[L.ACCOUNTING] = L.ACCOUNTINGS.index(config.accounting)
+    reg[L.COMPETING] = config.policy.competing
+    reg[L.RNG] = np.uint64(config.seed % 2**64).astype(np.int64)
+    reg[L.PINNED] = L.NIL
+    statistics = getattr(config.policy, "statistics", None)
+    if statistics is not None:
+        reg[L.STATISTICS] = L.STATISTICS_SOURCES.index(statistics)
+        reg[L.PARTNER] = L.PARTNERS.index(config.policy.partner)
+        if statistics in ("history", "oracle"):
+            keep_all = config.max_idle is None or statistics == "oracle"
+            reg[L.MAX_IDLE] = UNBOUNDED if keep_all else config.max_idle
+    reg[L.KEEP_LOG] = config.accounting == "exact" or statistics == "window"
+    if config.unit == "bytes" and reg[L.KEEP_LOG]:
+        reg[L.LOG_BYTES] = LOG_ENTRY_BYTES
+    side = np.zeros(k, L.SIDE)
+    side["lifetime"] = config.lifetimes
+    side["lateness"] = config.lateness or 0
+    side["clock"] = side["seen_max"] = side["sketch_low"] = -UNBOUNDED
+    side["pool"] = config.pools
+    side["sketch_span"] = np.maximum(1, -(-side["lifetime"] // max(1, panes - 1)))
+    pool = np.zeros(max(config.pools) + 1, L.POOL)
+    pool["cap"] = config.capacity if bounded else UNBOUNDED
+    table = np.zeros(2 * n, L.PLACE)
+    table["group"] = L.NIL
+    group = _with_free_list(L.GROUP, n, "following")
+    group["idle"] = 1
+    return L.Store(
+        reg=reg,
+        counters=np.zeros((k, L.COUNTERS), np.int64),
+        side=side,
+        pool=pool,
+        expiry=_ends(k),
+        logs=_ends(k),
+        table=table,
+        group=group,
+        cell=np.zeros(n * k, L.CELL),
+        chain=np.zeros(1 if config.ordered else n * k, L.CHAIN),
+        slot=_with_free_list(L.SLOT, n, "enext"),
+        log=_with_free_list(L.LOGGED, n, "enext"),
+        sketch=np.zeros((k, panes, depth, width), np.int32),
+        sketch_sum=np.zeros((k, depth, width), np.int32),
+        sketch_pane=np.full((k, panes), L.NIL, np.int64),
+        sketch_out=np.zeros(depth),
+    )
+
+
+def _larger(records: np.ndarray, n: int) -> np.ndarray:
+    grown = np.zeros(n, records.dtype)
+    grown[: records.size] = records
+    return grown
+
+
+def _with_more_free(records: np.ndarray, n: int, link: str, reg: np.ndarray, head: int):
+    """More records, the new ones in front of the free list."""
+    old = records.size
+    grown = _larger(records, n)
+    grown[link][old:] = np.arange(old + 1, n + 1)
+    grown[link][-1] = reg[head]
+    reg[head] = old
+    return grown
+
+
+def _grown_store(store: L.Store, slots: int, groups: int, log: int) -> L.Store:
+    changes: dict[str, np.ndarray] = {}
+    reg = store.reg
+    if slots > store.slot.size:
+        n = power_of_two(slots)
+        changes["slot"] = _with_more_free(store.slot, n, "enext", reg, L.FREE_SLOT)
+    if log > store.log.size:
+        n = power_of_two(log)
+        changes["log"] = _with_more_free(store.log, n, "enext", reg, L.FREE_LOG)
+    if groups > store.group.size:
+        n = power_of_two(groups)
+        k = int(reg[L.N_STREAMS])
+        group = _with_more_free(store.group, n, "following", reg, L.FREE_GROUP)
+        group["idle"][store.group.size :] = 1
+        table = np.zeros(2 * n, L.PLACE)
+        table["group"] = L.NIL
+        _rehash(store.table, table)
+        changes |= {"group": group, "table": table, "cell": _larger(store.cell, n * k)}
+        if not reg[L.ORDERED]:
+            changes["chain"] = _larger(store.chain, n * k)
+    return store._replace(**changes)
+
+
+@kernel
+def _rehash(old, new):
+    mask = new.size - 1
+    for i in range(old.size):
+        if old[i].group != L.NIL:
+            at = mix(old[i].key) & mask
+            while new[at].group != L.NIL:
+                at = (at + 1) & mask
+            new[at].key = old[i].key
+            new[at].group = old[i].group
+
+
+@kernel
+def _teach(S, key, side):
+    k = S.reg[L.N_STREAMS]
+    for i in range(key.size):
+        g = find_group(S, key[i])
+        if g == L.NIL:
+            g = add_group(S, key[i])
+            S.group[g].idle = 1
+            S.reg[L.N_IDLE] += 1
+        S.cell[g * k + side[i]].known += 1
+
+
+@kernel
+def _sampled(key, one_in):
+    keep = np.empty(key.size, np.bool_)
+    for i in range(key.size):
+        # another hash than the key index's, whose runs a sample by the same bits would lengthen
+        keep[i] = mix(key[i] ^ np.int64(0x5851F42D4C957F2D)) % one_in == 0
+    return keep
+
+
+def _flatten(prefix: str, part) -> dict[str, np.ndarray]:
+    if isinstance(part, np.ndarray):
+        return {prefix: part}
+    arrays = {}
+    for name, value in zip(part._fields, part, strict=True):
+        arrays |= _flatten(f"{prefix}.{name}", value)
+    return arrays
+
+
+def _unflatten(prefix: str, like, arrays: dict[str, np.ndarray]):
+    if isinstance(like, np.ndarray):
+        return arrays[prefix]
+    return type(like)(
+        *(
+            _unflatten(f"{prefix}.{name}", value, arrays)
+            for name, value in zip(like._fields, like, strict=True)
+        )
+    )
+
+
+_VERIFIED: set[int] = set()
+
+
+def _verify_compiled(state: JoinState) -> None:
+    """Once a process and policy: does the compiled code stem from this engine's sources?
+
+    numba's disk cache watches the policy's file alone; code from before an edit of the engine
+    would run, and silently misread the state. An empty batch tells.
+    """
+    run = state.compiled_run
+    if id(run) in _VERIFIED:
+        return
+    nothing = make_batch(state.config, ts=[], side=[], key=[], row=[])
+    none_shed = np.empty((0, 4), np.int64)
+    for _ in range(2):
+        state.store.reg[L.DIGEST] = 0
+        run(state.store, state.policy_state, nothing, False, none_shed)
+        if state.store.reg[L.DIGEST] == DIGEST:
+            _VERIFIED.add(id(run))
+            return
+        run.recompile()
+    raise JoinweirError(f"the compiled code of policy {state.config.policy.name!r} is stale")
