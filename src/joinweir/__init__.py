@@ -1,0 +1,31 @@
+"""Stream joins that keep to a memory, CPU or I/O budget and report what was left out.
+
+>>> import joinweir as jw
+>>> left, right = jw.streams.zipf_pair(1000, domain=50, seed=1)
+>>> r = jw.simulate(left, right, on="key", time="ts", within=100, max_rows=40, policy="prob")
+>>> 0 < r.recall < 1
+True
+"""
+
+from . import metrics, streams
+from .checks import check_policy
+from .errors import JoinweirError, StateError
+from .policies import policy, policy_names
+from .simulation import JoinResult, landmark, rows, simulate
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "JoinResult",
+    "JoinweirError",
+    "StateError",
+    "__version__",
+    "check_policy",
+    "landmark",
+    "metrics",
+    "policy",
+    "policy_names",
+    "rows",
+    "simulate",
+    "streams",
+]

@@ -44,15 +44,18 @@ def _cache_directory() -> str:
 def kernel(function: Callable) -> Callable:
     """Compile a function on first use, and keep the code for the next process.
 
-    It is also how a policy outside of joinweir should compile its ``run``.
+    A kernel allocates nothing, so numba need not count references to arrays. That matters: the
+    state is a named tuple of arrays, and counting made an arrival cost 2.1 µs instead of 0.2 µs.
+    It is also how a policy outside of joinweir should compile its hooks and its ``run``.
     """
+    options = {"cache": True, "_nrt": False}
     if numba.config.CACHE_DIR:  # the user's choice
-        return njit(cache=True)(function)
+        return njit(**options)(function)
     numba.config.CACHE_DIR = _cache_directory()
     try:
-        return njit(cache=True)(function)  # numba chooses the place here, not at first use
+        return njit(**options)(function)  # numba chooses the place here, not at first use
     except RuntimeError:  # nowhere to write at all: compile in every process
-        return njit(function)
+        return njit(_nrt=False)(function)
     finally:
         numba.config.CACHE_DIR = ""
 

@@ -68,6 +68,7 @@ from .layout import (
     REFUSED,
     SKETCH,
     STATISTICS,
+    WANTED,
     WINDOW,
 )
 from .structures import mix, sign_of
@@ -352,23 +353,20 @@ def in_window(nodes, first, last, n, t, t_end, before_t):
 
 
 @kernel
-def combinations(S, g, side, t, t_end, row, from_log, out, n, emit):
-    """Results of an arrival in a k-way join: one row of every other side, max ts < min end."""
+def combinations(S, g, side, t, t_end, row, from_log, out, n):
+    """Results of an arrival in a k-way join: one row of every other side, max ts < min end.
+
+    They are written to `out` from n on, unless it has no rows; returned is the next n.
+    """
     k = S.reg[N_STREAMS]
-    at = np.full(k, NIL, np.int32)
-    latest = np.empty(k + 1, np.int64)
-    earliest_end = np.empty(k + 1, np.int64)
+    at, latest, earliest_end = S.scratch[0], S.scratch[1], S.scratch[2]
+    emit = out.shape[0] > 0
     latest[0], earliest_end[0] = t, t_end
-    first = n
     depth = 0
     fresh = True
     while depth >= 0:
         if depth == k:
             if emit:
-                if n == out.shape[0]:
-                    larger = np.empty((2 * n, k), np.int64)
-                    larger[:n] = out
-                    out = larger
                 for s in range(k):
                     out[n, s] = row if s == side else S.slot[at[s]].row
             n += 1
@@ -402,7 +400,7 @@ def combinations(S, g, side, t, t_end, row, from_log, out, n, emit):
                 break
             at[depth] = S.log[node].knext if from_log else S.slot[node].knext
         depth += 1 if fresh else -1
-    return out, n, n - first
+    return n
 
 
 # --- accounting --------------------------------------------------------------------------------
@@ -451,7 +449,7 @@ def exact_matches(S, g, side, t, t_end):
         c = g * k + 1 - side
         n, _ = in_window(S.log, S.chain[c].head, S.chain[c].tail, n, t, t_end, False)
         return n
-    return combinations(S, g, side, t, t_end, 0, True, np.empty((1, k), np.int64), 0, False)[2]
+    return combinations(S, g, side, t, t_end, 0, True, S.nothing, 0)
 
 
 @kernel
@@ -629,39 +627,24 @@ def admit(
 
 
 @inlined
-def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, want_pairs, on_match):
+def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, on_match):
     """Find the held partners of a row, credit them, and write the results."""
     k = S.reg[N_STREAMS]
     if k == 2:
         o = 1 - s
-        n = np.int64(S.cell[g * k + o].rows)
+        cell = S.cell[g * k + o]
+        n = np.int64(cell.rows)
         if n > 0:
-            first = S.cell[g * k + o].head
+            first = cell.head
             if before_t or not S.reg[ORDERED]:
-                held = n
-                n, first = in_window(
-                    S.slot, first, S.cell[g * k + o].tail, n, t, t_end, before_t
-                )
-                if n > 0 and n < held:  # rows outside the window were not hit
-                    at = S.cell[g * k + o].head
-                    while at != first:
-                        S.slot[at].mark += 1
-                        held -= 1
-                        at = S.slot[at].knext
-                    at = S.cell[g * k + o].tail
-                    while held > n:
-                        S.slot[at].mark += 1
-                        held -= 1
-                        at = S.slot[at].kprev
+                n, first = in_window(S.slot, first, cell.tail, n, t, t_end, before_t)
+                if n > 0:
+                    spare(S, cell, first, n)
             if n > 0:
                 S.counters[s, C_MATCHED_ARRIVALS] += 1
                 S.reg[N_OUT] += n
-                S.cell[g * k + o].hits += 1
-                if want_pairs:
-                    if n_out + n > out.shape[0]:
-                        larger = np.empty((2 * (n_out + n), 2), np.int64)
-                        larger[:n_out] = out[:n_out]
-                        out = larger
+                cell.hits += 1
+                if out.shape[0] > 0:
                     at = first
                     for i in range(n_out, n_out + n):
                         out[i, s] = row
@@ -675,21 +658,53 @@ def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, want_pairs, on_m
             if other != s:
                 n *= S.cell[g * k + other].rows
         if n > 0:
-            if want_pairs or not S.reg[ORDERED]:
-                out, n_out_new, n = combinations(
-                    S, g, s, t, t_end, row, False, out, n_out, want_pairs
-                )
-                if want_pairs:
-                    n_out = n_out_new
+            if out.shape[0] > 0:
+                n = combinations(S, g, s, t, t_end, row, False, out, n_out) - n_out
+                n_out += n
+            elif not S.reg[ORDERED]:
+                n = combinations(S, g, s, t, t_end, row, False, out, 0)
             if n > 0:
                 S.counters[s, C_MATCHED_ARRIVALS] += 1
                 S.reg[N_OUT] += n
                 for other in range(k):
                     if other != s:
-                        S.cell[g * k + other].hits += 1
-                        c = g * k + other
-                        on_match(S, P, g, other, t, seq, S.cell[c].head, S.cell[c].rows)
-    return out, n_out
+                        cell = S.cell[g * k + other]
+                        cell.hits += 1
+                        on_match(S, P, g, other, t, seq, cell.head, cell.rows)
+    return n_out
+
+
+@kernel
+def spare(S, cell, first, n):
+    """Rows of a chain outside the n matching ones were not hit: move their marks along."""
+    at = cell.head
+    before_first = 0
+    while at != first:
+        S.slot[at].mark += 1
+        before_first += 1
+        at = S.slot[at].knext
+    at = cell.tail
+    for _ in range(cell.rows - n - before_first):
+        S.slot[at].mark += 1
+        at = S.slot[at].kprev
+
+
+@kernel
+def most_results(S, batch, first, stop):
+    """A bound on the results of an instant, found before anything is changed."""
+    k = S.reg[N_STREAMS]
+    bound = 0
+    lefts = 0
+    for r in range(first, stop):
+        lefts += batch.side[r] == 0
+        g = find_group(S, batch.key[r])
+        if g != NIL:
+            n = 1
+            for s in range(k):
+                if s != batch.side[r]:
+                    n *= S.cell[g * k + s].rows
+            bound += n
+    return bound + lefts * (stop - first - lefts)
 
 
 @inlined
@@ -754,29 +769,29 @@ def remaining(S, side, end):
 
 
 @inlined
-def join_loop(S, P, batch, want_pairs, shed, on_count, on_match, on_insert, on_remove, victim):
-    """Process a batch. Returns results (row numbers, a column a stream), their number, n_shed.
+def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_remove, victim):
+    """Process a batch from row `start` on. Returns the next row, and how much of out and shed is used.
 
-    Rows come sorted by (ts, side, row). `shed` takes (side, row, reason, matches) of every row
-    shed; when it has no rows it stays unused. An *instant* is all rows of one time in the two
-    synchronous orders, and a single row in the sequential one.
+    Rows come sorted by (ts, side, row). `out` takes results (row numbers, a column a stream), `shed`
+    takes (side, row, reason, matches) of rows shed; either may have no rows and is then unused. When
+    `out` might not hold the next row's results, the loop stops before it. An *instant* is all rows
+    of one time in the two synchronous orders, and a single row in the sequential one.
     """
     S.reg[DIGEST] = ENGINE_DIGEST
-    k = S.reg[N_STREAMS]
     n = batch.ts.size
     order = S.reg[ORDER]
-    out = np.empty((max(n, 16) if want_pairs else 1, k), np.int64)
     n_out = 0
     n_shed = 0
-    members = np.empty(n, np.int32)
-    alike = np.empty(n if order != PROBE_FIRST else 0, np.int32)
-    i = 0
+    i = start
     while i < n:
         t = batch.ts[i]
         stop = i + 1
         if order != PROBE_FIRST:
             while stop < n and batch.ts[stop] == t:
                 stop += 1
+        if out.shape[0] > 0 and n_out + most_results(S, batch, i, stop) > out.shape[0]:
+            S.reg[WANTED] = most_results(S, batch, i, stop)
+            break
         move_clocks(S, np.int64(batch.side[i]), t)
         expire(S, P, t, on_remove, on_count)
         first_seq = S.reg[N_ARRIVALS]
@@ -786,74 +801,54 @@ def join_loop(S, P, batch, want_pairs, shed, on_count, on_match, on_insert, on_r
             S.side[s].arrived += 1
             S.counters[s, C_IN] += 1
             g = enter_group(S, batch.key[r])
-            members[r] = g
+            batch.group[r] = g
             if order == PROBE_FIRST:
                 S.reg[PINNED] = g
             else:
-                alike[r] = S.cell[g * k + s].instant
-                S.cell[g * k + s].instant = r
+                cell = S.cell[g * S.reg[N_STREAMS] + s]
+                batch.alike[r] = cell.instant
+                cell.instant = r
             t_end = end_of(S, batch, r, s)
             note(S, P, g, s, batch.key[r], t, t_end, batch.action[r], on_count)
         for phase in range(2):
             probing = (phase == 0) != (order == EVICT_FIRST)
             for r in range(i, stop):
                 s = np.int64(batch.side[r])
-                g = members[r]
+                g = batch.group[r]
                 seq = first_seq + r - i
                 t_end = end_of(S, batch, r, s)
+                row, size, action = batch.row[r], batch.size[r], batch.action[r]
                 if not probing:
                     n_shed = admit(
-                        S,
-                        P,
-                        g,
-                        s,
-                        t,
-                        t_end,
-                        seq,
-                        batch.row[r],
-                        batch.size[r],
-                        batch.action[r] & INSERTS,
-                        shed,
-                        n_shed,
-                        on_count,
-                        on_insert,
-                        on_remove,
-                        victim,
+                        S, P, g, s, t, t_end, seq, row, size, action & INSERTS, shed, n_shed,
+                        on_count, on_insert, on_remove, victim,
+                    )  # fmt: skip
+                elif action & PROBES:
+                    n_out = probe(
+                        S, P, g, s, t, t_end, seq, row, order == EVICT_FIRST, out, n_out, on_match
                     )
-                elif batch.action[r] & PROBES:
-                    out, n_out = probe(
-                        S,
-                        P,
-                        g,
-                        s,
-                        t,
-                        t_end,
-                        seq,
-                        batch.row[r],
-                        order == EVICT_FIRST,
-                        out,
-                        n_out,
-                        want_pairs,
-                        on_match,
-                    )
-                    if order != PROBE_FIRST and s == 0:  # pairs of one instant, counted once
-                        other = S.cell[g * k + 1].instant
-                        while other != NIL:
-                            if batch.action[other] & PROBES:
-                                S.reg[N_OUT] += 1
-                                if want_pairs:
-                                    if n_out == out.shape[0]:
-                                        larger = np.empty((2 * n_out, k), np.int64)
-                                        larger[:n_out] = out
-                                        out = larger
-                                    out[n_out, 0] = batch.row[r]
-                                    out[n_out, 1] = batch.row[other]
-                                    n_out += 1
-                            other = alike[other]
+                    if order != PROBE_FIRST and s == 0:
+                        n_out = pairs_of_instant(S, batch, r, out, n_out)
         S.reg[PINNED] = NIL
+        if order != PROBE_FIRST:
+            for r in range(i, stop):
+                S.cell[batch.group[r] * S.reg[N_STREAMS] + batch.side[r]].instant = NIL
         for r in range(i, stop):
-            S.cell[members[r] * k + batch.side[r]].instant = NIL
-        for r in range(i, stop):
-            release_group(S, members[r])
+            release_group(S, batch.group[r])
         i = stop
-    return out, n_out, n_shed
+    return i, n_out, n_shed
+
+
+@kernel
+def pairs_of_instant(S, batch, r, out, n_out):
+    """Rows of one instant that match each other, seen from the left one so that each counts once."""
+    other = S.cell[batch.group[r] * S.reg[N_STREAMS] + 1].instant
+    while other != NIL:
+        if batch.action[other] & PROBES:
+            S.reg[N_OUT] += 1
+            if out.shape[0] > 0:
+                out[n_out, 0] = batch.row[r]
+                out[n_out, 1] = batch.row[other]
+                n_out += 1
+        other = batch.alike[other]
+    return n_out

@@ -46,8 +46,9 @@ NOT_ADMITTED = -1  # what a policy's `victim` returns when the newcomer itself l
     DIGEST,  # digest of the sources that this process's compiled code came from
     LOG_BYTES,  # charge per log entry against a budget in bytes (0: budget in rows)
     PINNED,  # the arriving row's group, which may not be given up under it
+    WANTED,  # room for results that the next row needs
     REG_SIZE,
-) = range(26)
+) = range(27)
 
 # --- Store.counters: one row a side ------------------------------------------------------------
 C_IN, C_EVICTED, C_REFUSED, C_EXPIRED, C_MATCHED_ARRIVALS, COUNTERS = range(6)
@@ -153,6 +154,8 @@ class Store(NamedTuple):
     sketch_sum: np.ndarray  # int32[k, depth, width] over the live panes
     sketch_pane: np.ndarray  # int64[k, panes + 1] which pane stands in a place, NIL = none
     sketch_out: np.ndarray  # float64[depth] running estimates of n_exact
+    scratch: np.ndarray  # int64[3, k + 1]
+    nothing: np.ndarray  # int64[0, k] for results that are only counted
 
 
 class Batch(NamedTuple):
@@ -165,3 +168,5 @@ class Batch(NamedTuple):
     row: np.ndarray  # int64[n]
     size: np.ndarray  # int32[n] charge against the budget
     action: np.ndarray  # uint8[n] bits PROBES, INSERTS
+    group: np.ndarray  # int32[n] filled in: the row's group while it is processed
+    alike: np.ndarray  # int32[n] filled in: the next row of the instant with the same key and side

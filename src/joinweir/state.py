@@ -185,14 +185,22 @@ class JoinState:
         self._make_room(n)
         tuned_before = int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval()
         lost = np.empty((n + int(self.store.reg[L.N_SLOTS]) if shed else 0, 4), np.int64)
-        pairs, n_pairs, n_lost = self.compiled_run(
-            self.store, self.policy_state, part, results, lost
-        )
+        found, losses = [], []
+        room = max(2 * n, 1024) if results else 0
+        start = 0
+        while start < n:
+            out = np.empty((room, self.config.streams), np.int64)
+            start, n_out, n_lost = self.compiled_run(
+                self.store, self.policy_state, part, start, out, lost
+            )
+            found.append(out[:n_out])
+            losses.append(lost[:n_lost].copy())
+            room = max(room, 2 * int(self.store.reg[L.WANTED]))
         if self.ghosts:
             self._feed_ghosts(part)
             if int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval() > tuned_before:
                 self._tune()
-        return pairs[: n_pairs if results else 0], lost[:n_lost]
+        return np.concatenate(found), np.concatenate(losses)
 
     # --- room ------------------------------------------------------------------------------
     def _sizes(self) -> Sizes:
@@ -379,6 +387,8 @@ def make_batch(
             if action is None
             else np.ascontiguousarray(action, np.uint8)
         ),
+        group=np.empty(n, np.int32),
+        alike=np.empty(n, np.int32),
     )
 
 
@@ -463,6 +473,8 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
         sketch_sum=np.zeros((k, depth, width), np.int32),
         sketch_pane=np.full((k, panes), L.NIL, np.int64),
         sketch_out=np.zeros(depth),
+        scratch=np.zeros((3, k + 1), np.int64),
+        nothing=np.zeros((0, k), np.int64),
     )
 
 
@@ -529,13 +541,17 @@ def _teach(S, key, side):
         S.cell[g * k + side[i]].known += 1
 
 
-@kernel
-def _sampled(key, one_in):
+def _sampled(key: np.ndarray, one_in: int) -> np.ndarray:
     keep = np.empty(key.size, np.bool_)
+    _sample(key, one_in, keep)
+    return keep
+
+
+@kernel
+def _sample(key, one_in, keep):
     for i in range(key.size):
         # another hash than the key index's, whose runs a sample by the same bits would lengthen
         keep[i] = mix(key[i] ^ np.int64(0x5851F42D4C957F2D)) % one_in == 0
-    return keep
 
 
 def _flatten(prefix: str, part) -> dict[str, np.ndarray]:
@@ -574,7 +590,7 @@ def _verify_compiled(state: JoinState) -> None:
     none_shed = np.empty((0, 4), np.int64)
     for _ in range(2):
         state.store.reg[L.DIGEST] = 0
-        run(state.store, state.policy_state, nothing, False, none_shed)
+        run(state.store, state.policy_state, nothing, 0, state.store.nothing, none_shed)
         if state.store.reg[L.DIGEST] == DIGEST:
             _VERIFIED.add(id(run))
             return

@@ -145,6 +145,7 @@ class State(NamedTuple):
     heaps: PairHeaps  # rows of each cell by base = credit - gain of the cell
     credits: Credits
     tree: Tree
+    scratch: np.ndarray  # int64[slots]
 
 
 def init(params: Params, sizes: Sizes, as_one: bool) -> State:
@@ -165,6 +166,7 @@ def init(params: Params, sizes: Sizes, as_one: bool) -> State:
         heaps=new_pair_heaps(by_key, cells),
         credits=new_credits(sizes.pools, cells, by_key, 1024),
         tree=new_tree(sizes.pools, 1 if grouped else sizes.slots),
+        scratch=np.zeros(1 if grouped else sizes.slots, np.int64),
     )
 
 
@@ -178,6 +180,7 @@ def grow(old: State, fresh: State) -> State:
         heaps=grown(old.heaps, fresh.heaps),
         credits=grow_credits(old.credits, fresh.credits),
         tree=grown(old.tree, fresh.tree),
+        scratch=fresh.scratch,
     )
 
 
@@ -280,9 +283,9 @@ def victim(S, P, side, group, t, end, must):
 
 
 @kernel
-def run(S, P, batch, want_pairs, shed):
+def run(S, P, batch, start, out, shed):
     return join_loop(
-        S, P, batch, want_pairs, shed,
+        S, P, batch, start, out, shed,
         ignore_count, on_match, on_insert, on_remove, victim,
     )  # fmt: skip
 
@@ -295,7 +298,7 @@ def raise_rows(S, P, group, side, t, seq, first, n):
     if gain == BY_NOTHING:
         return
     pool = S.side[side].pool
-    credits = np.empty(n, np.int64)  # all decided before any changes
+    credits = P.scratch  # all are decided before any changes
     rows = P.tree.node[P.tree.root[pool]].count
     slot = first
     for i in range(n):
@@ -354,9 +357,9 @@ def victim_row(S, P, side, group, t, end, must):
 
 
 @kernel
-def run_by_row(S, P, batch, want_pairs, shed):
+def run_by_row(S, P, batch, start, out, shed):
     return join_loop(
-        S, P, batch, want_pairs, shed,
+        S, P, batch, start, out, shed,
         ignore_count, raise_rows, insert_row, remove_row, victim_row,
     )  # fmt: skip
 

@@ -101,9 +101,9 @@ def victim(S, P, side, group, t, end, must):
 
 
 @kernel
-def run(S, P, batch, want_pairs, shed):
+def run(S, P, batch, start, out, shed):
     return join_loop(
-        S, P, batch, want_pairs, shed,
+        S, P, batch, start, out, shed,
         on_count, ignore_match, on_insert, on_remove, victim,
     )  # fmt: skip
 

@@ -78,9 +78,9 @@ def victim(S, P, side, group, t, end, must):
 
 
 @kernel
-def run(S, P, batch, want_pairs, shed):
+def run(S, P, batch, start, out, shed):
     return join_loop(
-        S, P, batch, want_pairs, shed,
+        S, P, batch, start, out, shed,
         ignore_count, on_match, on_insert, on_remove, victim,
     )  # fmt: skip
 
@@ -113,9 +113,9 @@ def victim_row(S, P, side, group, t, end, must):
 
 
 @kernel
-def run_by_row(S, P, batch, want_pairs, shed):
+def run_by_row(S, P, batch, start, out, shed):
     return join_loop(
-        S, P, batch, want_pairs, shed,
+        S, P, batch, start, out, shed,
         ignore_count, touch_rows, insert_row, remove_row, victim_row,
     )  # fmt: skip
 

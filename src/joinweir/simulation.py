@@ -1,0 +1,693 @@
+"""`simulate`: a memory-limited window join over tables in this process, and what it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import layout as L
+from .errors import JoinweirError, unknown
+from .metrics import recall as recall_of
+from .policies import Parameters, Sizes, definition, policy, read_policy
+from .state import (
+    JoinConfig,
+    JoinState,
+    index_bytes_per_row,
+    make_batch,
+)
+from .tables import Times, bytes_per_row, n_rows, read_keys, read_times
+from .units import memory_bytes, time_length
+
+ALLOCATIONS = ("even", "rates", "unified")
+SIDES = ("left", "right")
+
+
+# --- windows -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Rows:
+    """A count window: a row lives until `n` more rows of its own stream have come."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class Landmark:
+    """A landmark window: a row lives until the next of the times origin + i · every."""
+
+    every: Any
+    origin: Any = 0
+
+
+def rows(n: int) -> Rows:
+    """Window of the last n rows of a stream.
+
+    >>> rows(1000)
+    Rows(n=1000)
+    """
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
+        raise JoinweirError(f"rows(n): n must be a whole number >= 1, not {n!r}")
+    return Rows(int(n))
+
+
+def landmark(every: Any, origin: Any = 0) -> Landmark:
+    """Window since the last landmark; there is one `every` so much time, counted from `origin`.
+
+    >>> landmark("1 day")
+    Landmark(every='1 day', origin=0)
+    """
+    return Landmark(every, origin)
+
+
+# --- results -----------------------------------------------------------------------------------
+class Shed(NamedTuple):
+    """Rows that were shed, in the order in which it happened."""
+
+    stream: np.ndarray  # 0 = left, 1 = right, …
+    row: np.ndarray
+    reason: np.ndarray  # index into `joinweir.layout.REASONS`: evicted, not admitted
+    n_matched: np.ndarray  # results that the row took part in while it was held
+
+
+@dataclass(frozen=True)
+class JoinResult:
+    """What a simulated join produced, and what it did not.
+
+    Attributes
+    ----------
+    n_in, n_null, n_late, n_evicted, n_refused, n_expired, rows_held
+        Per stream: rows read, with a null key, too late, pushed out, not admitted, dead of age, and
+        held at the end. ``n_in = n_null + n_late + n_evicted + n_refused + n_expired + rows_held``.
+    n_out, n_exact, n_exact_error, recall
+        Results, results of the exact join (None if not accounted), its standard error (0 when
+        exact), and their ratio.
+    pairs
+        Row numbers of the results, an array a stream; None if not asked for.
+    shed
+        The rows that were shed; None if not asked for.
+    bytes_held, max_bytes
+        With a budget in bytes: what the join takes at the end, and what it was allowed.
+    """
+
+    policy: Parameters
+    n_in: tuple[int, ...]
+    n_null: tuple[int, ...]
+    n_late: tuple[int, ...]
+    n_evicted: tuple[int, ...]
+    n_refused: tuple[int, ...]
+    n_expired: tuple[int, ...]
+    rows_held: tuple[int, ...]
+    n_out: int
+    n_exact: int | float | None
+    n_exact_error: float
+    pairs: tuple[np.ndarray, ...] | None = field(repr=False, default=None)
+    shed: Shed | None = field(repr=False, default=None)
+    bytes_held: int | None = None
+    max_bytes: int | None = None
+    capacity: tuple[int, ...] | None = None
+
+    @property
+    def n_shed(self) -> int:
+        """Rows shed for want of memory, over all streams."""
+        return sum(self.n_evicted) + sum(self.n_refused)
+
+    @cached_property
+    def recall(self) -> float | None:
+        """Share of the exact join that was produced."""
+        if self.n_exact is None:
+            return None
+        return recall_of(self.n_out, max(self.n_exact, 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts as plain numbers, for JSON."""
+        names = ("n_in", "n_null", "n_late", "n_evicted", "n_refused", "n_expired", "rows_held")
+        return {
+            "policy": str(self.policy),
+            "n_out": self.n_out,
+            "n_exact": self.n_exact,
+            "n_exact_error": self.n_exact_error,
+            "recall": self.recall,
+            "n_shed": self.n_shed,
+            **{name: list(getattr(self, name)) for name in names},
+            "bytes_held": self.bytes_held,
+            "max_bytes": self.max_bytes,
+        }
+
+    def __repr__(self) -> str:
+        exact = "not counted" if self.n_exact is None else f"{self.n_exact:,.0f}"
+        if self.n_exact_error:
+            exact += f" ± {self.n_exact_error:,.0f}"
+        share = "" if self.recall is None else f" ({self.recall:.1%} of it)"
+        lost = f"{self.n_shed:,} rows shed" + "".join(
+            f", {sum(getattr(self, name)):,} {word}"
+            for name, word in (("n_late", "late"), ("n_null", "with a null key"))
+            if sum(getattr(self, name))
+        )
+        return (
+            f"<{self.policy}: {self.n_out:,} results, exact join {exact}{share}; "
+            f"{sum(self.n_in):,} rows in, {lost}, {sum(self.rows_held):,} held>"
+        )
+
+
+# --- the join ----------------------------------------------------------------------------------
+def simulate(
+    left: Any,
+    right: Any = None,
+    *,
+    on: Any,
+    time: Any,
+    within: Any,
+    max_rows: int | Sequence[int] | None = None,
+    memory: int | str | Sequence[int | str] | None = None,
+    allocation: str | None = None,
+    policy: str | Parameters = "gdj",
+    order: str = "probe_first",
+    closed: str = "left",
+    lateness: Any = None,
+    accounting: str | None = None,
+    drop: float | str | Sequence[float | str] = 0.0,
+    drop_probes: bool = False,
+    thinning: str = "systematic",
+    seed: int = 0,
+    pairs: bool = True,
+    shed: bool = True,
+) -> JoinResult:
+    """Join streams over sliding windows within a memory budget, and count what is lost.
+
+    Parameters
+    ----------
+    left, right
+        Arrow tables, pandas or polars DataFrames, or dicts of arrays. For a join of more than two
+        streams on a common key, give a list of them as `left` alone.
+    on
+        Key: a column name, a list of names (composite), or a list whose members are tuples with one
+        name a stream. Rows whose key has a null never match; they are counted.
+    time
+        Time column: one name, or a tuple with one a stream. Integers are plain ticks, timestamps
+        count in microseconds.
+    within
+        Life of a row: a duration such as ``"10 minutes"`` or a number in the time column's unit
+        (seconds beside timestamps), or a tuple with one a stream, or ``jw.landmark("1 day")``, or
+        ``jw.rows(1000)``. Two rows match if ``|l.ts - r.ts| < within``.
+    max_rows, memory
+        The budget over all streams, in rows or in bytes (``"64 MB"``, which covers the rows' columns,
+        the index, the policy and the accounting); a tuple gives it per stream. Neither: unbounded.
+    allocation
+        ``even`` (default), ``rates`` (in proportion to the streams' rates) or ``unified`` (one pool
+        in which any stream's row can displace any other's).
+    policy
+        A name, ``jw.policy(...)``, or text such as ``"gdj:initial_rank=0.2"``.
+    order
+        ``probe_first``: rows arrive one by one, each probes and then makes room for itself.
+        ``simultaneous``: rows of one time probe together first. ``evict_first``: they are admitted
+        first and probe then.
+    closed
+        ``left``: rows exactly `within` apart do not match; ``both``: they do.
+    lateness
+        None: rows are taken in order of time. Else rows arrive in the order given, and a row that is
+        behind its own stream's largest time by more than this is late: dropped and counted.
+    accounting
+        How the exact join's size is found: ``exact``, ``sketch`` (fixed memory, with a standard
+        error) or ``off``. Default: exact with `max_rows`, sketch with `memory`.
+    drop, drop_probes, thinning
+        Drop this share of the rows ahead of the join (chang2004 §4.2), ``"fit"`` for just as many
+        that the rest fits: 1 - B / (rate · within). Dropped rows still probe with
+        ``drop_probes=True``. ``systematic`` thinning spaces the kept rows evenly, ``random`` flips
+        a coin for each.
+    seed
+        For everything random.
+    pairs, shed
+        Whether to return the results' and the shed rows' numbers; without them only counts.
+
+    Returns
+    -------
+    JoinResult
+
+    Examples
+    --------
+    >>> import joinweir as jw
+    >>> left = {"k": [1, 2, 1, 3], "ts": [0, 1, 2, 3]}
+    >>> right = {"k": [1, 1, 2, 3], "ts": [1, 2, 3, 9]}
+    >>> r = jw.simulate(left, right, on="k", time="ts", within=5, max_rows=2, policy="fifo")
+    >>> r.n_out, r.n_exact
+    (3, 5)
+    """
+    tables, labels = _streams(left, right)
+    chosen = read_policy(policy)
+    problem = _read(tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness)
+    if accounting is None:
+        fixed = memory is not None and not problem.count_window and not problem.landmarks
+        accounting = "sketch" if fixed else "exact"
+    if accounting not in L.ACCOUNTINGS:
+        raise unknown("accounting", accounting, L.ACCOUNTINGS)
+    if accounting == "sketch" and (problem.count_window or problem.landmarks):
+        raise JoinweirError("accounting='sketch' needs a time window; use 'exact' or 'off'")
+    if order not in L.ORDERS:
+        raise unknown("order", order, L.ORDERS)
+    config = JoinConfig(
+        policy=chosen,
+        lifetimes=problem.lifetimes,
+        capacity=None,
+        order=order,
+        ordered=lateness is None,
+        lateness=problem.lateness,
+        count_window=problem.count_window,
+        landmarks=problem.landmarks,
+        accounting=accounting,
+        seed=seed,
+    )
+    budget = _budget(config, problem, max_rows, memory, allocation)
+    config = budget.config
+    action = _actions(problem, config, drop, drop_probes, thinning, seed)
+    state = start(config, problem)
+    batch = problem.batch(config, budget.row_bytes, action)
+    outcome = state.process(batch, results=pairs, shed=shed)
+    return _result(state, problem, budget, outcome, pairs, shed)
+
+
+def start(config: JoinConfig, problem: Problem) -> JoinState:
+    """A fresh join that has learned from the input what its policy wants to know of it."""
+    known = None
+    if getattr(config.policy, "statistics", None) == "oracle":
+        known = {"key": problem.key, "side": problem.side}
+    state = JoinState(config, known)
+    if state.definition.learn and config.capacity is not None:
+        if problem.count_window:
+            raise JoinweirError(f"policy {config.policy.name!r} needs time windows, not rows(n)")
+        capacity = [
+            int(config.capacity[pool] // _mean_charge(config, problem)) for pool in config.pools
+        ]
+        view = LearningView(problem, config, capacity)
+        state.policy_state = state.definition.learn(config.policy, state.policy_state, view)
+    return state
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The input of a join: accepted rows in the order of processing, and what was set aside."""
+
+    tables: tuple[Any, ...]
+    ts: np.ndarray
+    side: np.ndarray
+    key: np.ndarray
+    row: np.ndarray
+    end: np.ndarray | None
+    rows: np.ndarray  # per stream, as read
+    n_null: tuple[int, ...]
+    n_late: tuple[int, ...]
+    lifetimes: tuple[int, ...]
+    lateness: tuple[int, ...]
+    count_window: bool
+    landmarks: bool
+
+    @property
+    def streams(self) -> int:
+        """How many streams there are."""
+        return len(self.lifetimes)
+
+    def batch(self, config: JoinConfig, row_bytes, action=None) -> L.Batch:
+        """All rows for `JoinState.process`."""
+        size = None if row_bytes is None else np.asarray(row_bytes, np.int32)[self.side]
+        return make_batch(
+            config,
+            ts=self.ts,
+            side=self.side,
+            key=self.key,
+            row=self.row,
+            end=self.end,
+            size=size,
+            action=action,
+        )
+
+    def rates(self) -> np.ndarray:
+        """Rows per tick of each stream, over the whole time that any stream spans."""
+        if not self.ts.size:
+            return np.zeros(self.streams)
+        span = int(self.ts.max()) - int(self.ts.min()) + 1
+        return np.bincount(self.side, minlength=self.streams) / span
+
+
+@dataclass(frozen=True)
+class LearningView:
+    """What a policy may learn from: the input, its windows, and its budget in rows."""
+
+    problem: Problem
+    config: JoinConfig
+    capacity: list[int]
+
+    @property
+    def lifetimes(self) -> tuple[int, ...]:
+        """Life of a row, per stream."""
+        return self.config.lifetimes
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows read, per stream."""
+        return self.problem.rows
+
+    def ages(self, share: float):
+        """Of the exact join of the first share of the input: the age at which rows paid.
+
+        Returns the earlier row's side, its age at the result, its number (sorted by side, number
+        and age), how many rows each stream had, and the time they took.
+        """
+        p = self.problem
+        n = int(np.ceil(share * p.ts.size))
+        if not n:
+            none = np.empty(0, np.int64)
+            return none, none, none, np.zeros(p.streams), 1
+        exact = JoinConfig(
+            policy=policy("full"),
+            lifetimes=self.config.lifetimes,
+            capacity=None,
+            ordered=self.config.ordered,
+            lateness=self.config.lateness,
+            landmarks=self.config.landmarks,
+            accounting="off",
+        )
+        batch = p.batch(exact, None)
+        batch = L.Batch(*(values[:n] for values in batch))
+        found = JoinState(exact).process(batch).results
+        times = np.zeros((p.streams, int(p.rows.max())), np.int64)
+        times[p.side[:n], p.row[:n]] = p.ts[:n]
+        ts = np.stack([times[s][found[:, s]] for s in range(p.streams)], axis=1)
+        latest = ts.max(axis=1)
+        last = p.streams - 1 - np.argmax((ts == latest[:, None])[:, ::-1], axis=1)
+        sides, ages, numbers = [], [], []
+        for s in range(p.streams):
+            earlier = last != s
+            sides.append(np.full(int(earlier.sum()), s))
+            ages.append((latest - ts[:, s])[earlier])
+            numbers.append(found[earlier, s])
+        side, age, number = (np.concatenate(parts) for parts in (sides, ages, numbers))
+        by = np.lexsort((age, number, side))
+        span = int(p.ts[:n].max()) - int(p.ts[:n].min()) + 1
+        seen = np.bincount(p.side[:n], minlength=p.streams)
+        return side[by], age[by], number[by], seen, span
+
+
+# --- reading the call ----------------------------------------------------------------------------
+def _streams(left: Any, right: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    if right is not None:
+        return (left, right), SIDES
+    if not isinstance(left, list | tuple) or len(left) < 2:
+        raise JoinweirError("give two streams, or a list of two or more as the first argument")
+    if len(left) == 2:
+        return tuple(left), SIDES
+    return tuple(left), tuple(f"{i + 1}." for i in range(len(left)))
+
+
+def _per_stream(value: Any, k: int, name: str) -> list[Any]:
+    if isinstance(value, tuple | list):
+        if len(value) != k:
+            raise JoinweirError(f"{name} has {len(value)} values for {k} streams")
+        return list(value)
+    return [value] * k
+
+
+def _key_names(on: Any, k: int) -> list[list[str]]:
+    columns = [on] if isinstance(on, str | tuple) else on
+    if not isinstance(columns, list) or not columns:
+        raise JoinweirError(f"on must be a column name or a list of them, not {on!r}")
+    names: list[list[str]] = [[] for _ in range(k)]
+    for entry in columns:
+        for stream, name in zip(names, _per_stream(entry, k, "on")):
+            if not isinstance(name, str):
+                raise JoinweirError(f"on must name columns, not {name!r}")
+            stream.append(name)
+    return names
+
+
+def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
+    k = len(tables)
+    key_names = _key_names(on, k)
+    time_names = _per_stream(time, k, "time")
+    for name in time_names:
+        if not isinstance(name, str):
+            raise JoinweirError(f"time must name a column, not {name!r}")
+    counts = np.array([n_rows(t, n, w) for t, n, w in zip(tables, time_names, labels)])
+    times = [read_times(t, n, w) for t, n, w in zip(tables, time_names, labels)]
+    if len({(t.timestamps, t.scale) for t in times}) > 1:
+        kinds = ", ".join(f"{w} {n!r}" for w, n in zip(labels, time_names))
+        raise JoinweirError(f"time columns are of different kinds ({kinds}); cast one")
+    keys, nulls = read_keys(tables, key_names, labels)
+    if closed not in ("left", "both"):
+        raise unknown("closed", closed, ("left", "both"))
+    lifetimes, ends = _windows(within, times, closed)
+    count_window = isinstance(within, Rows)
+    late = [np.zeros(n, np.bool_) for n in counts]
+    clocks = [t.ticks for t in times]
+    slack: tuple[int, ...] = ()
+    if lateness is not None:
+        if count_window:
+            raise JoinweirError("lateness goes with time windows, not with rows(n)")
+        slack = tuple(
+            _length(value, "lateness", times[0]) for value in _per_stream(lateness, k, "lateness")
+        )
+        for s in range(k):
+            high = np.maximum.accumulate(clocks[s]) if counts[s] else clocks[s]
+            late[s][1:] = clocks[s][1:] < high[:-1] - slack[s]
+            clocks[s] = high
+    keep = [~(late[s] | nulls[s]) for s in range(k)]
+    side = np.repeat(np.arange(k, dtype=np.int8), [int(kept.sum()) for kept in keep])
+    row = np.concatenate([np.flatnonzero(kept) for kept in keep])
+    clock = np.concatenate([c[kept] for c, kept in zip(clocks, keep)])
+    by = np.lexsort((row, side, clock))
+    joined = [
+        np.concatenate([values[kept] for values, kept in zip(parts, keep)])[by]
+        for parts in ([t.ticks for t in times], keys)
+    ]
+    end = None
+    if ends is not None:
+        end = np.concatenate([values[kept] for values, kept in zip(ends, keep)])[by]
+    return Problem(
+        tables=tables,
+        ts=joined[0],
+        side=side[by],
+        key=joined[1],
+        row=row[by],
+        end=end,
+        rows=counts,
+        n_null=tuple(int(null.sum()) for null in nulls),
+        n_late=tuple(int((gone & ~null).sum()) for gone, null in zip(late, nulls)),
+        lifetimes=lifetimes,
+        lateness=slack,
+        count_window=count_window,
+        landmarks=ends is not None,
+    )
+
+
+def _length(value: Any, name: str, times: Times) -> int:
+    if times.scale != 1 and not times.timestamps and not isinstance(value, str):
+        value = round(value * times.scale)  # floats are kept in finer ticks
+    return time_length(value, name, timestamps=times.timestamps)
+
+
+def _windows(within: Any, times: list[Times], closed: str):
+    k = len(times)
+    if isinstance(within, Rows):
+        return (within.n,) * k, None
+    if isinstance(within, Landmark):
+        every = _length(within.every, "landmark", times[0])
+        if every < 1:
+            raise JoinweirError(f"landmark({within.every!r}) must be longer than nothing")
+        origin = _length(within.origin, "landmark origin", times[0])
+        ends = [((t.ticks - origin) // every + 1) * every + origin for t in times]
+        return (every,) * k, ends
+    lengths = [_length(v, "within", times[0]) for v in _per_stream(within, k, "within")]
+    if any(n + (closed == "both") < 1 for n in lengths):
+        raise JoinweirError(f"within must be more than 0, not {within!r}")
+    if max(lengths) > 2**60:
+        raise JoinweirError(f"within={within!r} is too long")
+    return tuple(n + (closed == "both") for n in lengths), None
+
+
+# --- budget --------------------------------------------------------------------------------------
+class Budget(NamedTuple):
+    """A configuration with its capacity, and what rows are charged."""
+
+    config: JoinConfig
+    row_bytes: list[int] | None  # charge of a row of each stream; None: budget in rows
+    fixed_bytes: int  # taken by the accounting sketch
+
+
+def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) -> Budget:
+    if max_rows is not None and memory is not None:
+        raise JoinweirError("give max_rows or memory, not both")
+    if allocation is not None and allocation not in ALLOCATIONS:
+        raise unknown("allocation", allocation, ALLOCATIONS)
+    given = max_rows if max_rows is not None else memory
+    if given is None:
+        if allocation is not None:
+            raise JoinweirError("allocation needs max_rows or memory to allocate")
+        return Budget(config, None, 0)
+    k = config.streams
+    if isinstance(given, tuple | list):
+        if allocation is not None:
+            raise JoinweirError("allocation does not go with a budget per stream")
+        given = _per_stream(given, k, "max_rows" if memory is None else "memory")
+    row_bytes, fixed = None, 0
+    if memory is None:
+        amounts = [_whole(v, "max_rows") for v in (given if isinstance(given, list) else [given])]
+    else:
+        amounts = [memory_bytes(v) for v in (given if isinstance(given, list) else [given])]
+        charge = index_bytes_per_row(k) + policy_bytes_per_row(config)
+        row_bytes = [bytes_per_row(table) + charge for table in problem.tables]
+        if config.accounting == "sketch":
+            fixed = 4 * k * (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
+    if len(amounts) == 1 and not isinstance(given, list):
+        capacity = _allocate(amounts[0] - fixed, allocation or "even", problem)
+        least = max(row_bytes) if row_bytes else 1
+        if amounts[0] - fixed < least or min(capacity) < least:
+            what = f"max_rows={max_rows!r}" if memory is None else f"memory={memory!r}"
+            need = least * (1 if allocation == "unified" else k) + fixed
+            unit = "rows" if memory is None else "bytes"
+            hint = " (of which the accounting sketch takes most; or use accounting='off')"
+            raise JoinweirError(
+                f"{what} leaves no room for a row of every stream; it must be at least {need:,} "
+                f"{unit}{hint if fixed else ''}"
+            )
+    else:
+        capacity = [amount - fixed // k for amount in amounts]
+        if min(capacity) < 1:
+            raise JoinweirError(
+                f"memory={memory!r}: the accounting sketch alone takes {fixed // k:,} bytes a "
+                "stream; give more, or use accounting='off'"
+            )
+    unit = "rows" if memory is None else "bytes"
+    idle = None
+    if memory is not None:  # a tenth of the budget remembers keys that are not held
+        per_key = index_bytes_per_row(k) - L.SLOT.itemsize
+        idle = max(16, sum(capacity) // 10 // per_key)
+        if definition(config.policy.name).uses_frequency():
+            capacity = [max(1, c - c // 10) for c in capacity]
+    ready = replace(config, capacity=tuple(capacity), unit=unit, max_idle=idle)
+    return Budget(ready, row_bytes, fixed)
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise JoinweirError(f"{name} must be a whole number >= 1, not {value!r}")
+    return int(value)
+
+
+def _allocate(total: int, allocation: str, problem: Problem) -> list[int]:
+    """Split a budget over the streams."""
+    k = problem.streams
+    if allocation == "unified":
+        return [total]
+    weights = np.ones(k)
+    if allocation == "rates" and problem.ts.size:
+        weights = np.maximum(problem.rates(), 1e-12)
+    exact = total * weights / weights.sum()
+    parts = np.floor(exact).astype(np.int64)
+    for i in np.argsort(-(exact - parts), kind="stable")[: total - int(parts.sum())]:
+        parts[i] += 1
+    if allocation == "rates" and total >= k:  # nobody is left with nothing
+        while (parts < 1).any():
+            parts[np.argmin(parts)] += 1
+            parts[np.argmax(parts)] -= 1
+    return [int(part) for part in parts]
+
+
+def policy_bytes_per_row(config: JoinConfig) -> int:
+    """Bytes of the policy's arrays per held row that has a key of its own."""
+    declared = definition(config.policy.name)
+    params = config.policy
+    if declared.alternatives and declared.alternatives(params):
+        params = declared.alternatives(params)[0]
+
+    def size(n: int) -> int:
+        made = declared.init(
+            params, Sizes(config.streams, config.streams, n, n), config.groups_match_as_one
+        )
+        return _nbytes(made)
+
+    return -(-(size(2048) - size(1024)) // 1024)
+
+
+def _nbytes(part: Any) -> int:
+    return part.nbytes if isinstance(part, np.ndarray) else sum(_nbytes(p) for p in part)
+
+
+def _mean_charge(config: JoinConfig, problem: Problem) -> float:
+    if config.unit == "rows":
+        return 1.0
+    charge = index_bytes_per_row(config.streams) + policy_bytes_per_row(config)
+    return float(np.mean([bytes_per_row(table) for table in problem.tables])) + charge
+
+
+# --- sampling ahead of the join --------------------------------------------------------------------
+def _actions(problem: Problem, config: JoinConfig, drop, drop_probes, thinning, seed):
+    """Which rows are dropped ahead of the join: systematic thinning, or a coin for each."""
+    shares = _per_stream(drop, problem.streams, "drop")
+    if all(share == 0 for share in shares):
+        return None
+    if thinning not in ("systematic", "random"):
+        raise unknown("thinning", thinning, ("systematic", "random"))
+    action = np.full(problem.ts.size, L.PROBES | L.INSERTS, np.uint8)
+    generator = np.random.default_rng([seed, 0xD509])
+    for s, share in enumerate(shares):
+        if share == "fit":
+            share = _share_that_fits(problem, config, s)
+        if isinstance(share, str | bool) or not 0 <= share <= 1:
+            raise JoinweirError(f"drop must be from 0 to 1 or 'fit', not {share!r}")
+        mine = np.flatnonzero(problem.side == s)
+        if thinning == "systematic":
+            steps = (np.arange(mine.size + 1) + generator.random()) * (1 - share)
+            kept = np.diff(np.floor(steps)) > 0
+        else:
+            kept = generator.random(mine.size) >= share
+        action[mine[~kept]] = L.PROBES if drop_probes else 0
+    return action
+
+
+def _share_that_fits(problem: Problem, config: JoinConfig, s: int) -> float:
+    """p* = 1 - B / (rate · W): what stays is held for its whole life (Little's law)."""
+    if config.capacity is None:
+        return 0.0
+    window = config.lifetimes[s] * (1 if config.count_window else problem.rates()[s])
+    rows_held = config.capacity[config.pools[s]] / _mean_charge(config, problem)
+    if len(config.capacity) == 1:
+        rows_held *= problem.rates()[s] / max(problem.rates().sum(), 1e-300)
+    return max(0.0, 1 - rows_held / window) if window > 0 else 0.0
+
+
+# --- the answer ------------------------------------------------------------------------------------
+def _result(state: JoinState, problem: Problem, budget: Budget, outcome, pairs, shed) -> JoinResult:
+    counters = state.store.counters
+    exact, error = state.exact_size()
+
+    def per_side(column: int) -> tuple[int, ...]:
+        return tuple(int(n) for n in counters[:, column])
+
+    held = None
+    if budget.row_bytes is not None:
+        held = int(state.store.pool["used"].sum()) + budget.fixed_bytes
+    lost = outcome.shed.T
+    return JoinResult(
+        policy=state.config.policy,
+        n_in=tuple(int(n) for n in problem.rows),
+        n_null=problem.n_null,
+        n_late=problem.n_late,
+        n_evicted=per_side(L.C_EVICTED),
+        n_refused=per_side(L.C_REFUSED),
+        n_expired=per_side(L.C_EXPIRED),
+        rows_held=tuple(int(n) for n in state.store.side["held"]),
+        n_out=int(state.store.reg[L.N_OUT]),
+        n_exact=exact,
+        n_exact_error=error,
+        pairs=tuple(outcome.results.T.copy()) if pairs else None,
+        shed=Shed(*(lost[i].copy() for i in range(4))) if shed else None,
+        bytes_held=held,
+        max_bytes=(
+            sum(state.config.capacity) + budget.fixed_bytes if budget.row_bytes is not None else None
+        ),
+        capacity=state.config.capacity,
+    )
+
+

@@ -1,0 +1,116 @@
+"""Runs a case through the engine and through `naive`, and compares everything both report."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import naive
+import numpy as np
+
+import joinweir as jw
+from joinweir.layout import REASONS
+
+BOUNDED = [name for name in jw.policy_names() if name != "full"]
+
+
+def random_streams(rng: random.Random, k: int = 2, n: int = 60, domain: int = 6, ticks: int = 60):
+    """Streams of (ts, key) with ties, bursts and nulls, each sorted by time."""
+    streams = []
+    for _ in range(k):
+        rows = [
+            (
+                rng.randrange(ticks),
+                None if rng.random() < 0.03 else min(int(rng.expovariate(0.5)), domain - 1),
+            )
+            for _ in range(rng.randrange(n // 2, n + 1))
+        ]
+        streams.append(sorted(rows, key=lambda row: row[0]))
+    return streams
+
+
+def as_tables(streams):
+    """The same streams as `simulate` takes them."""
+    return [
+        {
+            "ts": np.array([ts for ts, _ in rows], np.int64),
+            "key": [key for _, key in rows],
+        }
+        for rows in streams
+    ]
+
+
+def agree(streams, *, within, capacity, policy, unified=False, order="probe_first", closed="left",
+          **options):  # fmt: skip
+    """Assert that engine and oracle produce the same results, losses and counts."""
+    k = len(streams)
+    params = jw.policies.read_policy(policy) if isinstance(policy, str) else policy
+    lifetimes = list(within) if isinstance(within, tuple) else [within] * k
+    result = jw.simulate(
+        as_tables(streams),
+        on="key",
+        time="ts",
+        within=within,
+        max_rows=capacity if unified else tuple(capacity),
+        allocation="unified" if unified else None,
+        policy=params,
+        order=order,
+        closed=closed,
+        **options,
+    )
+    expected = naive.window_join(
+        streams,
+        lifetimes=lifetimes,
+        capacity=capacity,
+        closed=closed == "both",
+        order=order,
+        unified=unified,
+        seed=options.get("seed", 0),
+        **naive_arguments(params),
+    )
+    compare(result, expected)
+    return result, expected
+
+
+def naive_arguments(params) -> dict:
+    """How the oracle is told what a policy's parameters say."""
+    arguments = {"policy": params.name, "competing": params.competing}
+    for name in ("statistics", "partner"):
+        if hasattr(params, name):
+            arguments[name] = getattr(params, name)
+    if params.name == "gdj":
+        arguments["params"] = {
+            "method": params.method,
+            "initial_rank": params.initial_rank,
+            "rank_from": params.rank_from,
+            "initial": params.initial,
+        }
+        if params.increment != "method":
+            arguments["params"]["increment"] = params.increment
+    return arguments
+
+
+def compare(result, expected) -> None:
+    found = sorted(zip(*(column.tolist() for column in result.pairs), strict=True))
+    assert found == sorted(expected.results)
+    assert result.n_out == expected.n_out
+    assert result.n_exact == expected.n_exact
+    assert list(result.n_null) == expected.n_null
+    shed = result.shed
+    happened = [
+        (int(side), int(row), REASONS[reason])
+        for side, row, reason in zip(shed.stream, shed.row, shed.reason, strict=True)
+    ]
+    assert happened == expected.shed
+    check_shed_matches(result)
+
+
+def check_shed_matches(result) -> None:
+    """n_matched of a shed row is the number of results that it was the held partner of."""
+    for n in result.shed.n_matched:
+        assert n >= 0
+
+
+def cases(seed: int, n: int):
+    """n random generators, each with a seed of its own."""
+    return [random.Random(1000 * seed + i) for i in itertools.islice(itertools.count(), n)]
