@@ -272,7 +272,7 @@ def simulate(
 def start(config: JoinConfig, problem: Problem) -> JoinState:
     """A fresh join that has learned from the input what its policy wants to know of it."""
     known = None
-    if getattr(config.policy, "statistics", None) == "oracle":
+    if config.policy.source_of_frequencies() == "oracle":
         known = {"key": problem.key, "side": problem.side}
     state = JoinState(config, known)
     if state.definition.learn and config.capacity is not None:
@@ -563,7 +563,7 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
     if memory is not None:  # a tenth of the budget remembers keys that are not held
         per_key = index_bytes_per_row(k) - L.SLOT.itemsize
         idle = max(16, sum(capacity) // 10 // per_key)
-        if definition(config.policy.name).uses_frequency():
+        if config.policy.source_of_frequencies() == "history":
             capacity = [max(1, c - c // 10) for c in capacity]
     ready = replace(config, capacity=tuple(capacity), unit=unit, max_idle=idle)
     return Budget(ready, row_bytes, fixed)

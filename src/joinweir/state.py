@@ -434,7 +434,7 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     reg[L.COMPETING] = config.policy.competing
     reg[L.RNG] = np.uint64(config.seed % 2**64).astype(np.int64)
     reg[L.PINNED] = L.NIL
-    statistics = getattr(config.policy, "statistics", None)
+    statistics = config.policy.source_of_frequencies()
     if statistics is not None:
         reg[L.STATISTICS] = L.STATISTICS_SOURCES.index(statistics)
         reg[L.PARTNER] = L.PARTNERS.index(config.policy.partner)

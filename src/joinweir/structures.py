@@ -22,8 +22,9 @@ import numpy as np
 from .compiling import kernel
 from .layout import NIL, record
 
-PAGE = 16  # credits a page of `Credits` covers: 16 * 4 bytes = one cache line
-COARSE = 64  # credits that one coarse counter of `Credits` sums up
+PAGE = 128  # bases a page of `Credits` covers: 512 bytes in one go, not one cache line at a time
+PAGE_BITS = 7
+COARSE = 128  # credits that one coarse counter of `Credits` sums up
 FOREVER = np.iinfo(np.int64).max
 
 
@@ -520,10 +521,11 @@ def tournament_winner(N, s, t):
 class Credits(NamedTuple):
     """Histogram of integer credits per pool, when all rows of a group gain 1 at once.
 
-    A row's credit is ``base + gain[group]``. A group keeps how many of its rows have which base, in
-    pages of 16 neighbouring bases. When the group gains, each page is added to the pool's histogram
-    one place further on: 16 rows' worth of credit for one or two cache lines, instead of a visit
-    to every row. Pages that hold rows are linked per group and found by hash.
+    A row's credit is ``base + gain`` of its group. A group of more than a few rows keeps how many of
+    them have which base, in pages of 128 neighbouring bases. When the group gains, each page is added
+    to the pool's histogram one place further on: 128 bases for a few cache lines, instead of a
+    visit to every row. Pages that hold rows are linked per group and found by hash. In a small
+    group, most in a skewed stream, the caller visits the rows: a page for each would double the cost.
 
     The percentile is a pointer into the histogram with the number of rows below it; coarse sums let
     it pass over gaps. The histogram is a ring: credits only grow, so its span stays bounded, and
@@ -540,7 +542,12 @@ class Credits(NamedTuple):
     pool: np.ndarray  # PERCENTILE[pools]
 
 
-GAIN = record(gain="i8", first="i4")  # first: page of the group
+GAIN = record(
+    gain="i8",
+    first="i4",  # page of the group
+    pages="i4",
+    paged="i4",  # 0: a small or thin group, whose rows are visited one by one
+)
 SHEET = record(number="i8", rows="i4", following="i4", previous="i4")  # number: base // PAGE
 PAGE_PLACE = record(key="i8", page="i4")
 PERCENTILE = record(
@@ -552,7 +559,7 @@ PERCENTILE = record(
 
 
 def new_credits(pools: int, groups: int, pages: int, ring: int) -> Credits:
-    """Empty; `pages` at least the number of rows, `ring` a power of two >= 2 * COARSE."""
+    """Empty, with room for `pages` pages; `ring` is a power of two >= 4 * PAGE."""
     page = np.zeros(pages, SHEET)
     page["following"] = np.arange(1, pages + 1)
     page["following"][-1] = NIL
@@ -648,6 +655,7 @@ def page_of(C, group, number, make):
     if first != NIL:
         C.page[first].previous = page
     C.group[group].first = page
+    C.group[group].pages += 1
     return page
 
 
@@ -678,50 +686,54 @@ def free_page(C, group, page):
         C.page[b].previous = a
     C.page[page].following = C.free[0]
     C.free[0] = page
+    C.group[group].pages -= 1
 
 
 @kernel
-def credits_add(C, pool, group, credit):
-    """Enter a row; returns its base."""
-    base = credit - C.group[group].gain
-    number = base >> 4
-    page = page_of(C, group, number, True)
-    C.count[page, base - number * PAGE] += 1
-    C.page[page].rows += 1
+def tally(C, pool, credit, n):
+    """Enter (n = 1) or take out (n = -1) a row with this credit."""
     P = C.pool[pool]
     if P.n == 0:
         P.pointer, P.below, P.top = credit, 0, credit
     at = credit & (C.fine.shape[1] - 1)
-    C.fine[pool, at] += 1
-    C.coarse[pool, at // COARSE] += 1
+    C.fine[pool, at] += n
+    C.coarse[pool, at // COARSE] += n
     if credit < P.pointer:
-        P.below += 1
+        P.below += n
     P.top = max(P.top, credit)
-    P.n += 1
-    return base
+    P.n += n
 
 
 @kernel
-def credits_remove(C, pool, group, base):
-    credit = base + C.group[group].gain
-    number = base >> 4
-    page = page_of(C, group, number, False)
-    C.count[page, base - number * PAGE] -= 1
-    C.page[page].rows -= 1
+def tally_gain(C, pool, credit):
+    """A row with this credit gains 1."""
+    mask = C.fine.shape[1] - 1
+    P = C.pool[pool]
+    at = credit & mask
+    C.fine[pool, at] -= 1
+    C.fine[pool, (at + 1) & mask] += 1
+    if (credit + 1) & (COARSE - 1) == 0:
+        C.coarse[pool, at // COARSE] -= 1
+        C.coarse[pool, ((at + 1) & mask) // COARSE] += 1
+    if credit == P.pointer - 1:
+        P.below -= 1
+    P.top = max(P.top, credit + 1)
+
+
+@kernel
+def page_count(C, group, base, n):
+    """Enter (n = 1) or take out (n = -1) a row of a paged group."""
+    number = base >> PAGE_BITS
+    page = page_of(C, group, number, n > 0)
+    C.count[page, base - number * PAGE] += n
+    C.page[page].rows += n
     if C.page[page].rows == 0:
         free_page(C, group, page)
-    P = C.pool[pool]
-    at = credit & (C.fine.shape[1] - 1)
-    C.fine[pool, at] -= 1
-    C.coarse[pool, at // COARSE] -= 1
-    if credit < P.pointer:
-        P.below -= 1
-    P.n -= 1
 
 
 @kernel
-def credits_gain(C, pool, group):
-    """All rows of the group gain 1."""
+def pages_gain(C, pool, group):
+    """All rows of a paged group gain 1 (their group's `gain` is the caller's to raise)."""
     mask = C.fine.shape[1] - 1
     P = C.pool[pool]
     gain = C.group[group].gain
@@ -730,27 +742,26 @@ def credits_gain(C, pool, group):
         first = C.page[page].number * PAGE + gain  # credit of the page's first base
         at = first & mask
         if at + PAGE <= mask:
-            carry = np.int32(0)
-            for i in range(PAGE):
-                here = C.count[page, i]
-                C.fine[pool, at + i] += carry - here
-                carry = here
-            C.fine[pool, at + PAGE] += carry
+            # Unsigned indices: numba then leaves out the test for negative ones, and LLVM makes
+            # both loops vector instructions.
+            u, p = np.uint64(at), np.uint64(page)
+            for i in range(np.uint64(PAGE)):
+                C.fine[pool, u + i] -= C.count[p, i]
+            for i in range(np.uint64(PAGE)):
+                C.fine[pool, u + i + np.uint64(1)] += C.count[p, i]
         else:
             for i in range(PAGE):
                 C.fine[pool, (at + i) & mask] -= C.count[page, i]
                 C.fine[pool, (at + i + 1) & mask] += C.count[page, i]
-        i = COARSE - 1 - (first & (COARSE - 1))
-        if i < PAGE:
-            edge = (at + i) & mask
-            C.coarse[pool, edge // COARSE] -= C.count[page, i]
-            C.coarse[pool, ((edge + 1) & mask) // COARSE] += C.count[page, i]
+        i = COARSE - 1 - (first & (COARSE - 1))  # a page is as long as a coarse sum: one edge
+        edge = (at + i) & mask
+        C.coarse[pool, edge // COARSE] -= C.count[page, i]
+        C.coarse[pool, ((edge + 1) & mask) // COARSE] += C.count[page, i]
         i = P.pointer - 1 - first
         if i >= 0 and i < PAGE:
             P.below -= C.count[page, i]
         P.top = max(P.top, first + PAGE)
         page = C.page[page].following
-    C.group[group].gain = gain + 1
 
 
 @kernel

@@ -47,6 +47,10 @@ class Parameters:
     def __post_init__(self) -> None:
         one_of(self, "competing", (True, False))
 
+    def source_of_frequencies(self) -> str | None:
+        """Where the policy has frequencies of keys from; None if it needs none."""
+        return None
+
     def __str__(self) -> str:
         """As on the command line: ``gdj:initial_rank=0.2``."""
         changed = [
@@ -79,6 +83,10 @@ class FrequencyParameters(Parameters):
         super().__post_init__()
         one_of(self, "statistics", STATISTICS_SOURCES)
         one_of(self, "partner", PARTNERS)
+
+    def source_of_frequencies(self) -> str | None:
+        """Where frequencies come from."""
+        return self.statistics
 
 
 def one_of(params: Parameters, name: str, choices: tuple) -> None:
@@ -137,10 +145,6 @@ class Policy:
     def summary(self) -> str:
         """First line of the file's docstring."""
         return (self.module.__doc__ or "").strip().splitlines()[0]
-
-    def uses_frequency(self) -> bool:
-        """Whether it needs the frequencies of keys."""
-        return issubclass(self.params, FrequencyParameters)
 
 
 _EXTRA: dict[str, Policy] = {}  # policies registered from outside

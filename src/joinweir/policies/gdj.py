@@ -42,16 +42,13 @@ import numpy as np
 from ..compiling import kernel
 from ..engine import frequency, ignore_count, join_loop
 from ..errors import JoinweirError
-from ..layout import COMPETING, N_ARRIVALS, N_STREAMS, NOT_ADMITTED, record
+from ..layout import COMPETING, N_ARRIVALS, N_STREAMS, NIL, NOT_ADMITTED, record
 from ..structures import (
     Credits,
     Heap,
     PairHeaps,
     Tree,
     credit_at,
-    credits_add,
-    credits_gain,
-    credits_remove,
     grow_credits,
     grown,
     heap_drop,
@@ -61,8 +58,12 @@ from ..structures import (
     new_heap,
     new_pair_heaps,
     new_tree,
+    page_count,
+    pages_gain,
     pair_insert,
     pair_remove,
+    tally,
+    tally_gain,
     tree_at,
     tree_below,
     tree_insert,
@@ -71,6 +72,8 @@ from ..structures import (
 )
 from . import FrequencyParameters, Policy, Sizes, in_range, one_of
 
+PAGED_ABOVE, UNPAGED_BELOW = 15, 8  # rows of a key; apart, lest one row turn it to and fro
+ROWS_PER_PAGE = 8  # with fewer a key is too thin for pages; bounds their memory, too
 TRIED_RANKS = (0.02, 0.1, 0.25, 0.45, 0.7, 0.95)
 FROM_RANK, FROM_MAX, FROM_FREQUENCY = range(3)
 BY_ONE, BY_RANK, BY_RANK_BOTTOM, BY_MAX, BY_NOTHING = range(5)
@@ -116,6 +119,10 @@ class Params(FrequencyParameters):
         one_of(self, "rank_from", ("top", "bottom"))
         one_of(self, "increment", ("method", 0, 1, "rank", "max"))
         one_of(self, "initial", ("rank", "max", "frequency"))
+
+    def source_of_frequencies(self) -> str | None:
+        """Credits need no frequencies, unless newcomers start with theirs."""
+        return self.statistics if self.initial == "frequency" else None
 
     def gains(self) -> int:
         """What a matched row gains."""
@@ -164,7 +171,7 @@ def init(params: Params, sizes: Sizes, as_one: bool) -> State:
         ageing=ageing,
         heap=new_heap(sizes.streams, by_key, cells),
         heaps=new_pair_heaps(by_key, cells),
-        credits=new_credits(sizes.pools, cells, by_key, 1024),
+        credits=new_credits(sizes.pools, cells, by_key // ROWS_PER_PAGE + 8, 1024),
         tree=new_tree(sizes.pools, 1 if grouped else sizes.slots),
         scratch=np.zeros(1 if grouped else sizes.slots, np.int64),
     )
@@ -240,7 +247,14 @@ def on_match(S, P, group, side, t, seq, first, n):
     if P.rules[1] == BY_ONE:
         cell = group * S.reg[N_STREAMS] + side
         pool = S.side[side].pool
-        credits_gain(P.credits, pool, cell)
+        if P.credits.group[cell].paged:
+            pages_gain(P.credits, pool, cell)
+        else:
+            slot = S.cell[cell].head
+            while slot != NIL:
+                tally_gain(P.credits, pool, P.heaps.kin[slot].base + P.credits.group[cell].gain)
+                slot = S.slot[slot].knext
+        P.credits.group[cell].gain += 1
         enter(S, P, cell, side)
         P.ageing[pool].gained += n
 
@@ -255,21 +269,58 @@ def on_insert(S, P, slot, group, side, t):
     credit = np.int64(0)
     if n > 0:
         credit = credit_at(P.credits, pool, np.int64(P.rank[0] * (n - 1)))
-    if S.cell[cell].rows == 1:
-        P.credits.group[cell].gain = 0
-    base = credits_add(P.credits, pool, cell, credit)
+    key = P.credits.group[cell]
+    rows = S.cell[cell].rows
+    if rows == 1:
+        key.gain, key.paged = 0, 0
+    base = credit - key.gain
+    tally(P.credits, pool, credit, 1)
     pair_insert(P.heaps, S.slot, cell, slot, base)
+    if key.paged:
+        page_count(P.credits, cell, base, 1)
+        if key.pages * ROWS_PER_PAGE > rows:
+            count_rows(S, P, cell, rows, -1)
+            key.paged = 0
+    elif rows > PAGED_ABOVE and rows & (rows - 1) == 0:  # a thin key is tried again when doubled
+        counted = count_rows(S, P, cell, rows, 1)
+        if key.pages * ROWS_PER_PAGE <= rows:
+            key.paged = 1
+        else:
+            count_rows(S, P, cell, counted, -1)
     if P.heaps.root[cell] == slot:
         enter(S, P, cell, side)
+
+
+@kernel
+def count_rows(S, P, cell, rows, n):
+    """Enter the first so many rows of a key into pages (n = 1), or take them out (n = -1).
+
+    Entering ends early when it takes too many pages; returned is how many rows were done.
+    """
+    slot = S.cell[cell].head
+    for i in range(rows):
+        page_count(P.credits, cell, P.heaps.kin[slot].base, n)
+        if n > 0 and P.credits.group[cell].pages * ROWS_PER_PAGE > S.cell[cell].rows:
+            return i + 1
+        slot = S.slot[slot].knext
+    return rows
 
 
 @kernel
 def on_remove(S, P, slot, group, side, t):
     cell = group * S.reg[N_STREAMS] + side
     was_least = P.heaps.root[cell] == slot
-    credits_remove(P.credits, S.side[side].pool, cell, P.heaps.kin[slot].base)
+    key = P.credits.group[cell]
+    base = P.heaps.kin[slot].base
+    rows = S.cell[cell].rows
+    tally(P.credits, S.side[side].pool, base + key.gain, -1)
+    if key.paged and (rows <= UNPAGED_BELOW or key.pages * ROWS_PER_PAGE > rows - 1):
+        count_rows(S, P, cell, rows, -1)
+        key.paged = 0
+    elif key.paged:
+        page_count(P.credits, cell, base, -1)
     pair_remove(P.heaps, S.slot, cell, slot)
-    if S.cell[cell].rows == 1:
+    if rows == 1:
         heap_drop(P.heap, side, cell)
     elif was_least:
         enter(S, P, cell, side)
