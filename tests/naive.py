@@ -99,7 +99,9 @@ def exact_count_window_join(streams, n_rows):
         last = max(r.seq for r in combo)
         if combo[0].key is None or any(r.key != combo[0].key for r in combo):
             continue
-        newer = [sum(r.seq < y.seq <= last for y in rows[r.side]) for r in combo]
+        newer = [
+            sum(r.seq < y.seq <= last and y.key is not None for y in rows[r.side]) for r in combo
+        ]
         if all(count < n_rows[r.side] for count, r in zip(newer, combo, strict=True)):
             out.append(tuple(r.row for r in combo))
     return out
@@ -111,7 +113,7 @@ def number_rows(rows):
     n_own = defaultdict(int)
     for seq, r in enumerate(events):
         r.seq, r.index = seq, n_own[r.side]
-        n_own[r.side] += 1
+        n_own[r.side] += r.key is not None  # a null takes no place in a window
     return events
 
 
@@ -488,7 +490,10 @@ class Join:
         return [[x for x in self.events if x.ts == t] for t in sorted({x.ts for x in self.events})]
 
     def run(self, order="probe_first"):
-        """All arrivals, instant by instant."""
+        """All arrivals, instant by instant; rows with a null key are only counted."""
+        for x in self.events:
+            self.n_null[x.side] += self.is_null(x)
+        self.events = [x for x in self.events if not self.is_null(x)]
         for instant in self.instants(order):
             if self.t is not None and instant[0].ts > self.t:
                 self.policy.on_time_unit_end()
@@ -496,9 +501,6 @@ class Join:
             for x in instant:
                 self.n_arrived[x.side] += 1
             self.expire()
-            for x in instant:
-                self.n_null[x.side] += self.is_null(x)
-            instant = [x for x in instant if not self.is_null(x)]
             for x in instant:
                 if x.probes or x.inserts:
                     self.count(x)

@@ -12,6 +12,7 @@ from .checks import check_policy
 from .errors import JoinweirError, StateError
 from .policies import policy, policy_names
 from .simulation import JoinResult, landmark, rows, simulate
+from .workload import WorkloadResult, query, simulate_workload
 
 __version__ = "0.1.0.dev0"
 
@@ -19,13 +20,16 @@ __all__ = [
     "JoinResult",
     "JoinweirError",
     "StateError",
+    "WorkloadResult",
     "__version__",
     "check_policy",
     "landmark",
     "metrics",
     "policy",
     "policy_names",
+    "query",
     "rows",
     "simulate",
+    "simulate_workload",
     "streams",
 ]

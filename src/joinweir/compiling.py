@@ -16,7 +16,7 @@ from pathlib import Path
 import numba
 from numba import njit
 
-_SOURCES = ("layout.py", "structures.py", "engine.py", "workload.py", "compiling.py")
+_SOURCES = ("layout.py", "structures.py", "engine.py", "workload_engine.py", "compiling.py")
 
 
 def source_digest() -> int:

@@ -532,7 +532,7 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         given = _per_stream(given, k, "max_rows" if memory is None else "memory")
     row_bytes, fixed = None, 0
     if memory is None:
-        amounts = [_whole(v, "max_rows") for v in (given if isinstance(given, list) else [given])]
+        amounts = [whole_number(v, "max_rows") for v in (given if isinstance(given, list) else [given])]
     else:
         amounts = [memory_bytes(v) for v in (given if isinstance(given, list) else [given])]
         charge = index_bytes_per_row(k) + policy_bytes_per_row(config)
@@ -540,7 +540,7 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         if config.accounting == "sketch":
             fixed = 4 * k * (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
     if len(amounts) == 1 and not isinstance(given, list):
-        capacity = _allocate(amounts[0] - fixed, allocation or "even", problem)
+        capacity = split_budget(amounts[0] - fixed, allocation or "even", problem.rates())
         least = max(row_bytes) if row_bytes else 1
         if amounts[0] - fixed < least or min(capacity) < least:
             what = f"max_rows={max_rows!r}" if memory is None else f"memory={memory!r}"
@@ -569,28 +569,32 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
     return Budget(ready, row_bytes, fixed)
 
 
-def _whole(value: Any, name: str) -> int:
+def whole_number(value: Any, name: str) -> int:
+    """A whole number of at least 1, or an error."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise JoinweirError(f"{name} must be a whole number >= 1, not {value!r}")
     return int(value)
 
 
-def _allocate(total: int, allocation: str, problem: Problem) -> list[int]:
-    """Split a budget over the streams."""
-    k = problem.streams
+def split_budget(total: int, allocation: str, rates: np.ndarray) -> list[int]:
+    """A budget for each stream, evenly or in proportion to rates; one for all when unified.
+
+    >>> split_budget(10, "even", np.array([1, 1, 1])), split_budget(10, "rates", np.array([9, 1]))
+    ([4, 3, 3], [9, 1])
+    """
     if allocation == "unified":
         return [total]
+    k = len(rates)
     weights = np.ones(k)
-    if allocation == "rates" and problem.ts.size:
-        weights = np.maximum(problem.rates(), 1e-12)
+    if allocation == "rates" and rates.sum() > 0:
+        weights = np.maximum(rates / rates.sum(), 1e-12)
     exact = total * weights / weights.sum()
     parts = np.floor(exact).astype(np.int64)
     for i in np.argsort(-(exact - parts), kind="stable")[: total - int(parts.sum())]:
         parts[i] += 1
-    if allocation == "rates" and total >= k:  # nobody is left with nothing
-        while (parts < 1).any():
-            parts[np.argmin(parts)] += 1
-            parts[np.argmax(parts)] -= 1
+    while total >= k and (parts < 1).any():  # nobody is left with nothing
+        parts[np.argmin(parts)] += 1
+        parts[np.argmax(parts)] -= 1
     return [int(part) for part in parts]
 
 

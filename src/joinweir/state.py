@@ -404,14 +404,14 @@ def index_bytes_per_row(streams: int) -> int:
     return L.SLOT.itemsize + key
 
 
-def _with_free_list(kind: np.dtype, n: int, link: str) -> np.ndarray:
+def with_free_list(kind: np.dtype, n: int, link: str) -> np.ndarray:
     records = np.zeros(n, kind)
     records[link] = np.arange(1, n + 1)
     records[link][-1] = L.NIL
     return records
 
 
-def _ends(k: int) -> np.ndarray:
+def empty_lists(k: int) -> np.ndarray:
     ends = np.zeros(k, L.ENDS)
     for name in ends.dtype.names:
         ends[name] = L.NIL
@@ -454,21 +454,21 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     pool["cap"] = config.capacity if bounded else UNBOUNDED
     table = np.zeros(2 * n, L.PLACE)
     table["group"] = L.NIL
-    group = _with_free_list(L.GROUP, n, "following")
+    group = with_free_list(L.GROUP, n, "following")
     group["idle"] = 1
     return L.Store(
         reg=reg,
         counters=np.zeros((k, L.COUNTERS), np.int64),
         side=side,
         pool=pool,
-        expiry=_ends(k),
-        logs=_ends(k),
+        expiry=empty_lists(k),
+        logs=empty_lists(k),
         table=table,
         group=group,
         cell=np.zeros(n * k, L.CELL),
         chain=np.zeros(1 if config.ordered else n * k, L.CHAIN),
-        slot=_with_free_list(L.SLOT, n, "enext"),
-        log=_with_free_list(L.LOGGED, n, "enext"),
+        slot=with_free_list(L.SLOT, n, "enext"),
+        log=with_free_list(L.LOGGED, n, "enext"),
         sketch=np.zeros((k, panes, depth, width), np.int32),
         sketch_sum=np.zeros((k, depth, width), np.int32),
         sketch_pane=np.full((k, panes), L.NIL, np.int64),
@@ -478,16 +478,16 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     )
 
 
-def _larger(records: np.ndarray, n: int) -> np.ndarray:
+def larger(records: np.ndarray, n: int) -> np.ndarray:
     grown = np.zeros(n, records.dtype)
     grown[: records.size] = records
     return grown
 
 
-def _with_more_free(records: np.ndarray, n: int, link: str, reg: np.ndarray, head: int):
+def with_more_free(records: np.ndarray, n: int, link: str, reg: np.ndarray, head: int):
     """More records, the new ones in front of the free list."""
     old = records.size
-    grown = _larger(records, n)
+    grown = larger(records, n)
     grown[link][old:] = np.arange(old + 1, n + 1)
     grown[link][-1] = reg[head]
     reg[head] = old
@@ -499,26 +499,26 @@ def _grown_store(store: L.Store, slots: int, groups: int, log: int) -> L.Store:
     reg = store.reg
     if slots > store.slot.size:
         n = power_of_two(slots)
-        changes["slot"] = _with_more_free(store.slot, n, "enext", reg, L.FREE_SLOT)
+        changes["slot"] = with_more_free(store.slot, n, "enext", reg, L.FREE_SLOT)
     if log > store.log.size:
         n = power_of_two(log)
-        changes["log"] = _with_more_free(store.log, n, "enext", reg, L.FREE_LOG)
+        changes["log"] = with_more_free(store.log, n, "enext", reg, L.FREE_LOG)
     if groups > store.group.size:
         n = power_of_two(groups)
         k = int(reg[L.N_STREAMS])
-        group = _with_more_free(store.group, n, "following", reg, L.FREE_GROUP)
+        group = with_more_free(store.group, n, "following", reg, L.FREE_GROUP)
         group["idle"][store.group.size :] = 1
         table = np.zeros(2 * n, L.PLACE)
         table["group"] = L.NIL
-        _rehash(store.table, table)
-        changes |= {"group": group, "table": table, "cell": _larger(store.cell, n * k)}
+        rehash(store.table, table)
+        changes |= {"group": group, "table": table, "cell": larger(store.cell, n * k)}
         if not reg[L.ORDERED]:
-            changes["chain"] = _larger(store.chain, n * k)
+            changes["chain"] = larger(store.chain, n * k)
     return store._replace(**changes)
 
 
 @kernel
-def _rehash(old, new):
+def rehash(old, new):
     mask = new.size - 1
     for i in range(old.size):
         if old[i].group != L.NIL:

@@ -51,6 +51,10 @@ class Parameters:
         """Where the policy has frequencies of keys from; None if it needs none."""
         return None
 
+    def serves_workloads(self) -> bool:
+        """Whether it can rank rows that serve several joins, if its file says how at all."""
+        return self.source_of_frequencies() in (None, "history")
+
     def __str__(self) -> str:
         """As on the command line: ``gdj:initial_rank=0.2``."""
         changed = [

@@ -16,6 +16,7 @@ from ..compiling import kernel
 from ..engine import ignore_count, ignore_insert, ignore_match, ignore_remove, join_loop
 from ..layout import NIL
 from ..structures import before
+from ..workload_engine import ignore_weight, workload_loop
 from . import Parameters, Policy, Sizes
 
 
@@ -55,4 +56,11 @@ def run(S, P, batch, start, out, shed):
     )  # fmt: skip
 
 
-POLICY = Policy(params=Params, init=init, run=run, paper="chang2004 §5", cost="O(1)")
+@kernel
+def run_workload(S, P, batch, start, out, shed):
+    return workload_loop(
+        S, P, batch, start, out, shed,
+        ignore_weight, ignore_match, ignore_insert, ignore_remove, victim,
+    )  # fmt: skip
+
+POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)")

@@ -70,6 +70,7 @@ from ..structures import (
     tree_remove,
     widen_credits,
 )
+from ..workload_engine import ignore_weight, workload_loop
 from . import FrequencyParameters, Policy, Sizes, in_range, one_of
 
 PAGED_ABOVE, UNPAGED_BELOW = 15, 8  # rows of a key; apart, lest one row turn it to and fro
@@ -123,6 +124,10 @@ class Params(FrequencyParameters):
     def source_of_frequencies(self) -> str | None:
         """Credits need no frequencies, unless newcomers start with theirs."""
         return self.statistics if self.initial == "frequency" else None
+
+    def serves_workloads(self) -> bool:
+        """Not with a first credit by frequency, nor while the percentile is being found."""
+        return self.initial != "frequency" and self.initial_rank != "auto"
 
     def gains(self) -> int:
         """What a matched row gains."""
@@ -439,10 +444,17 @@ def credits(S, P: State) -> np.ndarray:
     return values - P.ageing["offset"][S.side["pool"][side]]
 
 
+@kernel
+def run_workload(S, P, batch, start, out, shed):
+    return workload_loop(
+        S, P, batch, start, out, shed,
+        ignore_weight, raise_rows, insert_row, remove_row, victim_row,
+    )  # fmt: skip
+
 POLICY = Policy(
     params=Params,
     init=init,
-    run=run,
+    run=run, run_workload=run_workload,
     choose_run=choose_run,
     grow=grow,
     before_batch=before_batch,

@@ -15,6 +15,7 @@ from ..compiling import kernel
 from ..engine import frequency, ignore_count, ignore_match, join_loop
 from ..layout import COMPETING, NOT_ADMITTED
 from ..structures import Heap, heap_drop, heap_of_pool, heap_set, new_heap
+from ..workload_engine import ignore_weight, workload_loop
 from . import FrequencyParameters, Policy, Sizes
 
 
@@ -64,4 +65,37 @@ def run(S, P, batch, start, out, shed):
     )  # fmt: skip
 
 
-POLICY = Policy(params=Params, init=init, run=run, paper="chang2004 §4", cost="O(log B)")
+# --- several joins: a row's weight is the sum over them ----------------------------------------
+@kernel
+def weigh(S, P, slot, side, t):
+    row = S.slot[slot]
+    heap_set(P.heap, side, slot, row.weight, row.ts, row.seq)
+
+
+@kernel
+def insert_weighed(S, P, slot, group, side, t):
+    weigh(S, P, slot, side, t)
+
+
+@kernel
+def remove_weighed(S, P, slot, group, side, t):
+    heap_drop(P.heap, side, slot)
+
+
+@kernel
+def victim_weighed(S, P, side, group, t, end, must):
+    s = heap_of_pool(P.heap, S.side, side)
+    least = P.heap.entry[s, 0]
+    if S.reg[COMPETING] and not must and S.newcomer[0] < least.key:
+        return NOT_ADMITTED
+    return least.id
+
+
+@kernel
+def run_workload(S, P, batch, start, out, shed):
+    return workload_loop(
+        S, P, batch, start, out, shed,
+        ignore_weight, ignore_match, insert_weighed, remove_weighed, victim_weighed,
+    )  # fmt: skip
+
+POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §4", cost="O(log B)")

@@ -25,6 +25,7 @@ from ..structures import (
     tournament_set,
     tournament_winner,
 )
+from ..workload_engine import workload_loop
 from . import FrequencyParameters, Policy, Sizes
 
 
@@ -108,6 +109,46 @@ def run(S, P, batch, start, out, shed):
     )  # fmt: skip
 
 
+# --- several joins: a row's weight is the sum over them; leaves are rows -----------------------
+@kernel
+def weigh(S, P, slot, side, t):
+    row = S.slot[slot]
+    tournament_set(P.tournament, side, slot, row.weight, row.end, row.ts, row.seq, t)
+
+
+@kernel
+def insert_weighed(S, P, slot, group, side, t):
+    weigh(S, P, slot, side, t)
+
+
+@kernel
+def remove_weighed(S, P, slot, group, side, t):
+    tournament_drop(P.tournament, side, slot, t)
+
+
+@kernel
+def victim_weighed(S, P, side, group, t, end, must):
+    best = NIL
+    best_value = 0.0
+    for s in range(S.side.size):
+        if S.side[s].pool == S.side[side].pool and S.side[s].held > 0:
+            slot = tournament_winner(P.tournament, s, t)
+            value = S.slot[slot].weight * float(S.slot[slot].end - t)
+            a, b = S.slot[slot], S.slot[best]
+            if best == NIL or before(value, a.ts, a.seq, best_value, b.ts, b.seq):
+                best, best_value = slot, value
+    if S.reg[COMPETING] and not must and S.newcomer[0] * float(end - t) < best_value:
+        return NOT_ADMITTED
+    return best
+
+
+@kernel
+def run_workload(S, P, batch, start, out, shed):
+    return workload_loop(
+        S, P, batch, start, out, shed,
+        weigh, ignore_match, insert_weighed, remove_weighed, victim_weighed,
+    )  # fmt: skip
+
 POLICY = Policy(
-    params=Params, init=init, run=run, grow=grow, paper="das2003", cost="O(log² B) amortised"
+    params=Params, init=init, run=run, run_workload=run_workload, grow=grow, paper="das2003", cost="O(log² B) amortised"
 )

@@ -18,6 +18,7 @@ from ..compiling import kernel
 from ..engine import ignore_count, join_loop
 from ..layout import N_STREAMS
 from ..structures import Heap, heap_drop, heap_of_pool, heap_set, new_heap
+from ..workload_engine import ignore_weight, workload_loop
 from . import Parameters, Policy, Sizes
 
 
@@ -125,10 +126,17 @@ def choose_run(params: Params, as_one: bool):
     return run if as_one else run_by_row
 
 
+@kernel
+def run_workload(S, P, batch, start, out, shed):
+    return workload_loop(
+        S, P, batch, start, out, shed,
+        ignore_weight, touch_rows, insert_row, remove_row, victim_row,
+    )  # fmt: skip
+
 POLICY = Policy(
     params=Params,
     init=init,
-    run=run,
+    run=run, run_workload=run_workload,
     choose_run=choose_run,
     paper="chang2004 §4",
     cost="O(log B)",

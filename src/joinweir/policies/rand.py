@@ -17,6 +17,7 @@ from ..compiling import kernel
 from ..engine import ignore_count, ignore_match, join_loop
 from ..layout import COMPETING, NOT_ADMITTED, RNG
 from ..structures import draw
+from ..workload_engine import ignore_weight, workload_loop
 from . import Parameters, Policy, Sizes
 
 
@@ -77,4 +78,11 @@ def run(S, P, batch, start, out, shed):
     )  # fmt: skip
 
 
-POLICY = Policy(params=Params, init=init, run=run, paper="chang2004 §5", cost="O(1)")
+@kernel
+def run_workload(S, P, batch, start, out, shed):
+    return workload_loop(
+        S, P, batch, start, out, shed,
+        ignore_weight, ignore_match, on_insert, on_remove, victim,
+    )  # fmt: skip
+
+POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)")

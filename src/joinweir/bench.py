@@ -1,0 +1,267 @@
+"""How fast the engine is: time per arrival, by policy and number of rows held.
+
+Two streams of Zipf keys (0.75 over a million) are interleaved at random, one arrival a tick. The
+window is ten times as long as the budget B, so that B is 10 % of what the exact join holds. A join
+is first fed one whole window; then the next arrivals are timed in three slices, and the best of
+them counts, since other programs disturb. Once the results are only counted, once they are written
+out as pairs. Nothing is accounted. `full`, the exact join, runs on the same arrivals.
+
+Policies that learn from the input ahead of the join run here as they are made, without learning.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import numba
+import numpy as np
+
+from . import layout as L
+from . import streams
+from .errors import JoinweirError
+from .policies import Parameters, policy, policy_names, read_policy
+from .state import JoinConfig, JoinState, make_batch
+
+DOMAIN, SKEW = 1_000_000, 0.75
+SHARE = 0.1  # of the window's rows that can be held
+ROWS, QUICK_ROWS = (1_000, 10_000, 100_000, 1_000_000), (1_000, 10_000)
+ARRIVALS, QUICK_ARRIVALS = 1_000_000, 200_000
+PAIRS_UP_TO = 100_000  # at B = 10^6 an arrival has some 800 results in the exact join
+MAX_PAIRS = 50_000_000
+SLICES = 3
+PAIRS_AT_ONCE = 2_000_000  # 32 MB
+# A policy that is too slow for a million arrivals gets as many as fit into these times.
+WARM_SECONDS, TIMED_SECONDS = 60.0, 15.0
+EXTRA = ("gdj:method=2",)  # costs more than the policy's default, so it has figures of its own
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One figure.
+
+    Attributes
+    ----------
+    policy, rows
+        Who held how many rows (B).
+    pairs
+        Whether results were written out or only counted.
+    window, warmed, arrivals
+        Length of the window, arrivals before the clock started (less than the window if the policy
+        is too slow for a whole one), arrivals timed.
+    ns_per_arrival
+        Of the best slice.
+    matches_per_arrival
+        Results per timed arrival.
+    ratio_to_full
+        Time of this over time of the exact join on the same stream.
+    """
+
+    policy: str
+    rows: int
+    pairs: bool
+    window: int
+    warmed: int
+    arrivals: int
+    ns_per_arrival: float
+    matches_per_arrival: float
+    ratio_to_full: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain numbers, for JSON."""
+        return asdict(self)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numba": numba.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def default_policies() -> list[str]:
+    """Every policy of the registry, the exact join first, and the variants with another cost."""
+    return ["full", *(name for name in policy_names() if name != "full"), *EXTRA]
+
+
+def time_engine(
+    policies: Iterable[str | Parameters] | None = None,
+    rows: Sequence[int] = ROWS,
+    *,
+    arrivals: int = ARRIVALS,
+    pairs_up_to: int = PAIRS_UP_TO,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> list[Timing]:
+    """Time policies at several budgets.
+
+    Parameters
+    ----------
+    policies
+        Policies or their texts; default all. The exact join is added for comparison.
+    rows
+        Budgets B in rows.
+    arrivals
+        How many to time, at most.
+    pairs_up_to
+        The largest B at which results are also written out.
+    seed
+        Of the streams.
+    progress
+        Called with what comes next and with the share of the work (0 to 1) that is done.
+
+    Returns
+    -------
+    list of Timing
+        By B, then by policy as given, counted before written out.
+
+    Examples
+    --------
+    >>> timings = time_engine(["fifo"], rows=[100], arrivals=300)
+    >>> [(t.policy, t.rows, t.pairs, t.arrivals) for t in timings]  # doctest: +NORMALIZE_WHITESPACE
+    [('full', 100, False, 300), ('full', 100, True, 300), ('fifo', 100, False, 300),
+     ('fifo', 100, True, 300)]
+    """
+    chosen = [read_policy(p) for p in (default_policies() if policies is None else policies)]
+    full = policy("full")
+    chosen = list(dict.fromkeys([full, *chosen]))
+    for budget in rows:
+        if budget < 2:
+            raise JoinweirError(f"rows must be at least 2, one for each stream, not {budget}")
+    if arrivals < SLICES:
+        raise JoinweirError(f"arrivals must be at least {SLICES}, not {arrivals}")
+    timings: list[Timing] = []
+    work = sum(len(chosen) * (_window(b) + arrivals) for b in rows)
+    done = 0
+    for budget in rows:
+        with_pairs = budget <= pairs_up_to
+        stream = _stream(_window(budget) + (1 + with_pairs) * arrivals, _window(budget), seed)
+        exact: dict[bool, float] = {}
+        for params in chosen:
+            if progress:
+                progress(f"{params}, B = {budget:,}", done / work)
+            for timing in _time_policy(params, budget, stream, arrivals, with_pairs):
+                exact.setdefault(timing.pairs, timing.ns_per_arrival)
+                ratio = timing.ns_per_arrival / exact[timing.pairs]
+                timings.append(Timing(**(asdict(timing) | {"ratio_to_full": ratio})))
+            done += _window(budget) + arrivals
+    return timings
+
+
+def growth(timings: Iterable[Timing]) -> dict[str, dict[str, float]]:
+    """For each policy: time at its largest B over time at its smallest, results only counted."""
+    by_policy: dict[str, list[Timing]] = {}
+    for timing in timings:
+        if not timing.pairs:
+            by_policy.setdefault(timing.policy, []).append(timing)
+    found = {}
+    for name, own in by_policy.items():
+        small, large = min(own, key=lambda t: t.rows), max(own, key=lambda t: t.rows)
+        if large.rows > small.rows:
+            found[name] = {
+                "from_rows": small.rows,
+                "to_rows": large.rows,
+                "ratio": large.ns_per_arrival / small.ns_per_arrival,
+            }
+    return found
+
+
+# --- one figure --------------------------------------------------------------------------------
+def _window(budget: int) -> int:
+    return round(budget / SHARE)
+
+
+def _config(params: Parameters, budget: int) -> JoinConfig:
+    halves = (budget // 2, budget - budget // 2)
+    return JoinConfig(params, (_window(budget),) * 2, halves, accounting="off")
+
+
+def _stream(n: int, window: int, seed: int) -> L.Batch:
+    """n arrivals; the same for every policy, since only the window's length enters."""
+    side = np.random.default_rng([seed, 0x51DE]).random(n) < 0.5
+    key = streams.zipf(n, domain=DOMAIN, skew=SKEW, seed=seed)["key"]
+    ticks = np.arange(n)
+    return make_batch(
+        _config(policy("full"), round(window * SHARE)), ts=ticks, side=side, key=key, row=ticks
+    )
+
+
+def _time_policy(
+    params: Parameters, budget: int, stream: L.Batch, arrivals: int, with_pairs: bool
+) -> Iterable[Timing]:
+    config = _config(params, budget)
+    known = None
+    if params.source_of_frequencies() == "oracle":
+        known = {"key": stream.key, "side": stream.side}
+    state = JoinState(config, known)
+    warmed, pace = _warm_up(state, stream, _window(budget))
+    matches, at = 1.0, warmed
+    for pairs in (False, True)[: 1 + with_pairs]:
+        n = min(arrivals, stream.ts.size - at, max(SLICES * 100, int(TIMED_SECONDS / pace)))
+        piece = n
+        if pairs:
+            n = min(n, max(SLICES, int(MAX_PAIRS / max(matches, 1e-9))))
+            piece = max(1, int(PAIRS_AT_ONCE / max(matches, 1.0)))
+        before = int(state.store.reg[L.N_OUT])
+        cuts = np.linspace(at, at + n, SLICES + 1).astype(int)
+        best = min(
+            _seconds(state, stream, start, stop, piece, pairs) / (stop - start)
+            for start, stop in zip(cuts[:-1], cuts[1:])
+        )
+        at += n
+        matches = (int(state.store.reg[L.N_OUT]) - before) / n
+        yield Timing(
+            str(params), budget, pairs, _window(budget), warmed, n, best * 1e9, matches
+        )
+
+
+def _warm_up(state: JoinState, stream: L.Batch, window: int) -> tuple[int, float]:
+    """Feed a window of arrivals, or fewer if that takes too long but the memory is full.
+
+    Returns how many they were, and the seconds that each of the last took.
+    """
+    at, piece, begin, pace = 0, 1024, perf_counter(), 1e-9
+    while at < window:
+        stop = min(at + piece, window)
+        took = _seconds(state, stream, at, stop, piece, False)
+        pace, at = max(took / (stop - at), 1e-9), stop
+        piece = min(1 << 18, max(256, int(0.25 / pace)), 2 * piece)
+        full = state.bounded and (state.store.pool["used"] >= state.store.pool["cap"]).all()
+        if full and perf_counter() - begin > WARM_SECONDS:
+            break
+    return at, pace
+
+
+def _seconds(
+    state: JoinState, stream: L.Batch, start: int, stop: int, piece: int, pairs: bool
+) -> float:
+    """Time to process arrivals start … stop-1, in pieces lest the pairs take too much memory."""
+    took = 0.0
+    for at in range(start, stop, piece):
+        batch = L.Batch(*(column[at : min(at + piece, stop)] for column in stream))
+        begin = perf_counter()
+        state.process(batch, results=pairs)
+        took += perf_counter() - begin
+    return took
