@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from .errors import JoinweirError, unknown
 
 FLOAT_TICKS = 1_000_000  # ticks per unit of a time column of floats
+BINARY = ("binary", "large_binary", "binary_view", "fixed_size_binary")
+LATEST = 2**61  # times stay within ±LATEST, so that the end of a row's life is an int64 as well
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,13 @@ def column_names(table: Any) -> list[str]:
     """Names of a table's columns."""
     if isinstance(table, pa.Table | pa.RecordBatch):
         return table.schema.names
+    names = None
     if isinstance(table, Mapping):
-        return [str(name) for name in table]
-    if hasattr(table, "columns"):  # pandas, polars
-        return [str(name) for name in table.columns]
+        names = table
+    elif not hasattr(table, "collect"):  # a lazy frame of polars or Spark has no arrays yet
+        names = getattr(table, "columns", None)  # pandas, polars
+    if names is not None:
+        return [name for name in names if isinstance(name, str)]
     raise JoinweirError(
         "a stream must be an Arrow table, a pandas or polars DataFrame, or a dict of arrays, "
         f"not {type(table).__name__}"
@@ -53,21 +58,26 @@ def column(table: Any, name: str, what: str) -> pa.ChunkedArray:
     if not isinstance(values, pa.ChunkedArray | pa.Array):
         try:
             values = pa.array(values, from_pandas=hasattr(values, "iloc"))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise JoinweirError(f"column {name!r} of the {what} stream: {reason}") from None
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise _unreadable(f"column {name!r}", what, error) from None
     return pa.chunked_array([values]) if isinstance(values, pa.Array) else values
+
+
+def _unreadable(which: str, what: str, error: Exception) -> JoinweirError:
+    reason = str(error).splitlines()[0]
+    return JoinweirError(f"{which} of the {what} stream: {reason}")
 
 
 def n_rows(table: Any, name: str, what: str) -> int:
     """How many rows a table has; its columns must agree."""
     n = len(column(table, name, what))
     if isinstance(table, Mapping):
-        for other in table:
-            if len(table[other]) != n:
+        for other, values in table.items():
+            length = len(values) if hasattr(values, "__len__") else 1
+            if length != n:
                 raise JoinweirError(
                     f"the {what} stream's columns differ in length: {name!r} has {n}, "
-                    f"{other!r} has {len(table[other])}"
+                    f"{other!r} has {length}"
                 )
     return n
 
@@ -88,22 +98,38 @@ def read_times(table: Any, name: str, what: str) -> Times:
             f"time column {name!r} of the {what} stream has {values.null_count} nulls; drop them"
         )
     kind = values.type
-    if pa.types.is_integer(kind):
-        return Times(_numpy(pc.cast(values, pa.int64())), False, 1)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros = pc.cast(values, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
-        return Times(_numpy(pc.cast(micros, pa.int64())), True, 1_000_000)
-    if pa.types.is_floating(kind):
-        plain = _numpy(pc.cast(values, pa.float64()))
-        if not np.isfinite(plain).all() or np.abs(plain).max(initial=0) > 9e12:
+    if pa.types.is_null(kind) and not len(values):
+        values = values.cast(kind := pa.int64())
+    try:
+        if pa.types.is_integer(kind):
+            times = Times(_numpy(pc.cast(values, pa.int64())), False, 1)
+        elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            times = Times(_microseconds(values), True, 1_000_000)
+        elif pa.types.is_floating(kind):
+            plain = _numpy(pc.cast(values, pa.float64())) * FLOAT_TICKS
+            if not (np.abs(plain) <= LATEST).all():  # NaN is not, either
+                raise JoinweirError(
+                    f"time column {name!r} of the {what} stream has NaN, infinite or huge values"
+                )
+            times = Times(np.rint(plain).astype(np.int64), False, FLOAT_TICKS)
+        else:
             raise JoinweirError(
-                f"time column {name!r} of the {what} stream has NaN, infinite or huge values"
+                f"time column {name!r} of the {what} stream is {kind}; it must be integer, float, "
+                "timestamp or date"
             )
-        return Times(np.rint(plain * FLOAT_TICKS).astype(np.int64), False, FLOAT_TICKS)
-    raise JoinweirError(
-        f"time column {name!r} of the {what} stream is {kind}; it must be integer, float, "
-        "timestamp or date"
-    )
+    except pa.ArrowException as error:
+        raise _unreadable(f"time column {name!r}", what, error) from None
+    if times.ticks.size and max(-int(times.ticks.min()), int(times.ticks.max())) > LATEST:
+        raise JoinweirError(f"time column {name!r} of the {what} stream has huge values")
+    return times
+
+
+def _microseconds(values: pa.ChunkedArray) -> np.ndarray:
+    kind = values.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return _numpy(pc.cast(values, pa.int64())) // 1000
+    micros = pc.cast(values, pa.timestamp("us", getattr(kind, "tz", None)))
+    return _numpy(pc.cast(micros, pa.int64()))
 
 
 def read_keys(
@@ -119,11 +145,16 @@ def read_keys(
     codes: np.ndarray | None = None
     span = 1
     for position in range(len(names[0])):
-        parts = [column(t, n[position], label) for t, n, label in zip(tables, names, labels)]
-        kind = _common_type(parts, [n[position] for n in names], labels)
-        whole = pa.chunked_array(
-            [chunk for part in parts for chunk in pc.cast(part, kind).chunks], kind
-        )
+        called = [n[position] for n in names]
+        parts = [column(t, name, label) for t, name, label in zip(tables, called, labels)]
+        kind = _common_type(parts, called, labels)
+        chunks = []
+        for part, name, label in zip(parts, called, labels):
+            try:  # as in Spark, a large integer beside floats may lose its last digits
+                chunks += pc.cast(part, kind, safe=not pa.types.is_floating(kind)).chunks
+            except pa.ArrowException as error:
+                raise _unreadable(f"key column {name!r}", label, error) from None
+        whole = pa.chunked_array(chunks, kind)
         null |= _numpy(pc.is_null(whole))
         single = len(names[0]) == 1
         if single and pa.types.is_integer(kind):
@@ -131,6 +162,8 @@ def read_keys(
             break
         if pa.types.is_floating(kind):
             whole = pc.add(whole, pa.scalar(0.0, kind))  # -0.0 + 0.0 = 0.0
+            # NaN has many bit patterns
+            whole = pc.if_else(pc.is_nan(whole), pa.scalar(float("nan"), kind), whole)
         encoded = whole.combine_chunks().dictionary_encode(null_encoding="mask")
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
@@ -158,15 +191,17 @@ def _common_type(parts: list[pa.ChunkedArray], names: list[str], labels: Sequenc
     family = families.pop()
     if family == "nested":
         raise JoinweirError(f"key column {names[0]!r} is {real[0]}; nested keys are not supported")
-    common = {
-        "number": pa.float64() if any(pa.types.is_floating(k) for k in real) else pa.int64(),
-        "text": pa.large_string(),
-        "bytes": pa.large_binary(),
-        "time": pa.timestamp("us", getattr(real[0], "tz", None)),
-    }
-    if any(pa.types.is_uint64(kind) for kind in real):
-        return pa.uint64() if all(pa.types.is_uint64(kind) for kind in real) else pa.decimal128(20)
-    return common.get(family, real[0])
+    if family == "number":
+        if any(pa.types.is_floating(kind) for kind in real):
+            return pa.float64()
+        if any(pa.types.is_uint64(kind) for kind in real):
+            same = all(pa.types.is_uint64(kind) for kind in real)
+            return pa.uint64() if same else pa.decimal128(20)
+        return pa.int64()
+    if family in ("time", "time with zone"):
+        fine = any(pa.types.is_timestamp(kind) and kind.unit == "ns" for kind in real)
+        return pa.timestamp("ns" if fine else "us", getattr(real[0], "tz", None))
+    return {"text": pa.large_string(), "bytes": pa.large_binary()}.get(family, real[0])
 
 
 def _family(kind: pa.DataType) -> str:
@@ -174,10 +209,10 @@ def _family(kind: pa.DataType) -> str:
         return "number"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
         return "text"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if str(kind).split("[")[0] in BINARY:
         return "bytes"
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return "time"
+        return "time with zone" if getattr(kind, "tz", None) else "time"
     return "nested" if pa.types.is_nested(kind) else str(kind)
 
 
