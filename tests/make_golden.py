@@ -26,8 +26,10 @@ def pairs() -> dict[str, tuple]:
     return {
         "zipf_pair": jw.streams.zipf_pair(5000, domain=100, seed=11),
         "copy_pair shared": jw.streams.copy_pair(5000, domain=100, shared=True, seed=11),
-        "gismo_pair bursty": jw.streams.gismo_pair(5000, domain=100, horizon=5000, burst=0.5, seed=11),
-    }  # fmt: skip
+        "gismo_pair bursty": jw.streams.gismo_pair(
+            5000, domain=100, horizon=5000, burst=0.5, seed=11
+        ),
+    }
 
 
 def numbers(policy: str) -> dict[str, dict]:

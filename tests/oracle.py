@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 
-import naive
 import numpy as np
 
 import joinweir as jw
+import naive
 from joinweir.layout import REASONS
 
 BOUNDED = [name for name in jw.policy_names() if name != "full"]

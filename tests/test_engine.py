@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import naive
-import numpy as np
 import pytest
-from oracle import BOUNDED, agree, as_tables, cases, compare, naive_arguments, random_streams
 
-import joinweir as jw
+from oracle import BOUNDED, agree, cases, random_streams
 
 VARIANTS = [
     *(name for name in BOUNDED if name != "age"),

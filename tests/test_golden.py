@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from make_golden import FOLDER, golden
 
 import joinweir as jw
+from make_golden import FOLDER, golden
 
 
 def test_there_is_one_golden_file_a_policy():

@@ -166,7 +166,14 @@ def test_imports_go_downward_only(path: Path) -> None:
 
 
 def test_importing_joinweir_imports_no_dataframe_library() -> None:
-    heavy = ["pyspark", "pandas", "polars", "plotly", "matplotlib", "ortools"]  # numba imports scipy
+    heavy = [
+        "pyspark",
+        "pandas",
+        "polars",
+        "plotly",
+        "matplotlib",
+        "ortools",
+    ]  # numba imports scipy
     code = f"import sys, joinweir; print(*[m for m in {heavy!r} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -15,6 +15,15 @@ from joinweir.state import JoinConfig, JoinState, make_batch
 
 WINDOW = 1000
 ROWS = 30_000
+KINDS = [
+    "independent",
+    "inverse",
+    "own_locality",
+    "bursts",
+    "shared_locality",
+    "joint_drift",
+    "walk",
+]
 
 
 def streams_named(name: str):
@@ -22,10 +31,10 @@ def streams_named(name: str):
     make = {
         "independent": lambda: jw.streams.zipf_pair(ROWS, domain=500, seed=1),
         "inverse": lambda: jw.streams.zipf_pair(ROWS, domain=500, correlation="inverse", seed=1),
-        "own locality": lambda: jw.streams.copy_pair(ROWS, domain=500, seed=1),
+        "own_locality": lambda: jw.streams.copy_pair(ROWS, domain=500, seed=1),
         "bursts": lambda: jw.streams.gismo_pair(ROWS, domain=500, horizon=ROWS, seed=1),
-        "shared locality": lambda: jw.streams.copy_pair(ROWS, domain=500, shared=True, seed=1),
-        "joint drift": lambda: jw.streams.drift_pair(ROWS, domain=500, period=500, seed=1),
+        "shared_locality": lambda: jw.streams.copy_pair(ROWS, domain=500, shared=True, seed=1),
+        "joint_drift": lambda: jw.streams.drift_pair(ROWS, domain=500, period=500, seed=1),
         "walk": lambda: jw.streams.random_walk_pair(ROWS, domain=500, seed=1),
     }
     return make[name]()
@@ -45,23 +54,21 @@ def run(pair, policy, share=0.1, **options):
 
 
 # --- the first paper's claims -------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["shared locality", "joint drift"])
+@pytest.mark.parametrize("name", ["shared_locality", "joint_drift"])
 def test_gdj_beats_prob_where_the_streams_move_together(name):
     pair = streams_named(name)
     assert run(pair, "gdj").recall > 1.1 * run(pair, "prob").recall
     assert run(pair, "gdj").recall > 1.1 * run(pair, "prob:statistics=window").recall
 
 
-@pytest.mark.parametrize("name", ["independent", "inverse", "own locality", "bursts"])
+@pytest.mark.parametrize("name", ["independent", "inverse", "own_locality", "bursts"])
 def test_prob_beats_gdj_and_gdj_beats_rand_on_independent_streams(name):
     pair = streams_named(name)
     recalls = [run(pair, policy).recall for policy in ("prob", "gdj", "rand")]
     assert recalls[0] > 1.1 * recalls[1] > 1.2 * recalls[2]
 
 
-@pytest.mark.parametrize(
-    "name", ["independent", "inverse", "own locality", "bursts", "shared locality", "joint drift", "walk"]
-)  # fmt: skip
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_self_tuned_gdj_ends_within_5_percent_of_the_best_fixed_rank(name, share):
     pair = streams_named(name)

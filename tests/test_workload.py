@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import naive
 import pytest
-from oracle import cases
 
 import joinweir as jw
+import naive
 from joinweir.layout import REASONS
+from oracle import cases
 
 POLICIES = [
     "full",
@@ -43,7 +43,8 @@ def shapes(rng):
             (["xy", "xy"], [([(0, "x"), (1, "x")], [a, b]), ([(0, "y"), (1, "y")], [c, d])]),
             (["x", "x", "x"], [([(0, "x"), (1, "x"), (2, "x")], [a, b, c])]),
             (["x", "xy", "y"], [([(0, "x"), (1, "x")], [a, a]), ([(1, "y"), (2, "y")], [b, c])]),
-            (["x", "x", "y", "y"], [([(0, "x"), (1, "x")], [a, a]), ([(2, "y"), (3, "y")], [b, b])]),
+            (["x", "x", "y", "y"], [([(0, "x"), (1, "x")], [a, a]),
+                                    ([(2, "y"), (3, "y")], [b, b])]),
             (["xy", "xy", "x"], [([(0, "x"), (1, "x"), (2, "x")], [a, b, c]),
                                  ([(1, "y"), (0, "y")], [d, d])]),
         ]

@@ -225,16 +225,14 @@ def _time_policy(
             n = min(n, max(SLICES, int(MAX_PAIRS / max(matches, 1e-9))))
             piece = max(1, int(PAIRS_AT_ONCE / max(matches, 1.0)))
         before = int(state.store.reg[L.N_OUT])
-        cuts = np.linspace(at, at + n, SLICES + 1).astype(int)
+        cuts = np.linspace(at, at + n, SLICES + 1).astype(int).tolist()
         best = min(
             _seconds(state, stream, start, stop, piece, pairs) / (stop - start)
             for start, stop in zip(cuts[:-1], cuts[1:])
         )
         at += n
         matches = (int(state.store.reg[L.N_OUT]) - before) / n
-        yield Timing(
-            str(params), budget, pairs, _window(budget), warmed, n, best * 1e9, matches
-        )
+        yield Timing(str(params), budget, pairs, _window(budget), warmed, n, best * 1e9, matches)
 
 
 def _warm_up(state: JoinState, stream: L.Batch, window: int) -> tuple[int, float]:

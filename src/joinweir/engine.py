@@ -588,12 +588,29 @@ def write_shed(shed, n, side, row, reason, matches):
 
 @inlined
 def admit(
-    S, P, g, s, t, t_end, seq, row, size, wanted, shed, n_shed, on_count, on_insert, on_remove, victim
+    S,
+    P,
+    g,
+    s,
+    t,
+    t_end,
+    seq,
+    row,
+    size,
+    wanted,
+    shed,
+    n_shed,
+    on_count,
+    on_insert,
+    on_remove,
+    victim,
 ):
     """Make room by the policy's choice and take the row in, or refuse it."""
     k = S.reg[N_STREAMS]
     pool = S.side[s].pool
-    dead = t_end <= S.side[s].clock and not S.reg[COUNT_WINDOW]  # came after its partners' last chance
+    dead = (
+        t_end <= S.side[s].clock and not S.reg[COUNT_WINDOW]
+    )  # came after its partners' last chance
     refused = dead or not wanted or size > S.pool[pool].cap
     # A refused row can still leave the pool too full: its log entry takes room, too.
     while S.pool[pool].used + (0 if refused else size) > S.pool[pool].cap:
@@ -770,12 +787,12 @@ def remaining(S, side, end):
 
 @inlined
 def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_remove, victim):
-    """Process a batch from row `start` on. Returns the next row, and how much of out and shed is used.
+    """Process a batch from row `start` on; returns the next row and the use made of out and shed.
 
-    Rows come sorted by (ts, side, row). `out` takes results (row numbers, a column a stream), `shed`
-    takes (side, row, reason, matches) of rows shed; either may have no rows and is then unused. When
-    `out` might not hold the next row's results, the loop stops before it. An *instant* is all rows
-    of one time in the two synchronous orders, and a single row in the sequential one.
+    Rows come sorted by (ts, side, row). `out` takes results (row numbers, a column a stream),
+    `shed` takes (side, row, reason, matches) of rows shed; either may have no rows and is then
+    unused. When `out` might not hold the next row's results, the loop stops before it. An *instant*
+    is all rows of one time in the two synchronous orders, and a single row in the sequential one.
     """
     S.reg[DIGEST] = ENGINE_DIGEST
     n = batch.ts.size
@@ -841,7 +858,7 @@ def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_r
 
 @kernel
 def pairs_of_instant(S, batch, r, out, n_out):
-    """Rows of one instant that match each other, seen from the left one so that each counts once."""
+    """Rows of one instant that match each other, seen from the left one: each counts once."""
     other = S.cell[batch.group[r] * S.reg[N_STREAMS] + 1].instant
     while other != NIL:
         if batch.action[other] & PROBES:

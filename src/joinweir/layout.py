@@ -68,11 +68,11 @@ REASONS = ("evicted", "not admitted")
 
 def record(**fields: str) -> np.dtype:
     """A record type with aligned fields."""
-    return np.dtype([(name, kind) for name, kind in fields.items()], align=True)
+    return np.dtype(list(fields.items()), align=True)
 
 
 # Arrays of records rather than an array per field: what is used together lies on one cache line,
-# and numba compiles a function over 15 arrays ten times faster than one over 55 (measured: 4 s, 42 s).
+# and numba compiles a policy over these 18 arrays in 8 s, over 55 it took 42 s.
 SIDE = record(
     lifetime="i8",  # longest life of a row
     lateness="i8",  # how far behind the largest time a row may still come

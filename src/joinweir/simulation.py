@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,8 +194,9 @@ def simulate(
         (seconds beside timestamps), or a tuple with one a stream, or ``jw.landmark("1 day")``, or
         ``jw.rows(1000)``. Two rows match if ``|l.ts - r.ts| < within``.
     max_rows, memory
-        The budget over all streams, in rows or in bytes (``"64 MB"``, which covers the rows' columns,
-        the index, the policy and the accounting); a tuple gives it per stream. Neither: unbounded.
+        The budget over all streams, in rows or in bytes (``"64 MB"``, which covers the rows'
+        columns, the index, the policy and the accounting); a tuple gives it per stream. Neither:
+        unbounded.
     allocation
         ``even`` (default), ``rates`` (in proportion to the streams' rates) or ``unified`` (one pool
         in which any stream's row can displace any other's).
@@ -208,8 +209,8 @@ def simulate(
     closed
         ``left``: rows exactly `within` apart do not match; ``both``: they do.
     lateness
-        None: rows are taken in order of time. Else rows arrive in the order given, and a row that is
-        behind its own stream's largest time by more than this is late: dropped and counted.
+        None: rows are taken in order of time. Else rows arrive in the order given, and a row that
+        is behind its own stream's largest time by more than this is late: dropped and counted.
     accounting
         How the exact join's size is found: ``exact``, ``sketch`` (fixed memory, with a standard
         error) or ``off``. Default: exact with `max_rows`, sketch with `memory`.
@@ -238,7 +239,9 @@ def simulate(
     """
     tables, labels = _streams(left, right)
     chosen = read_policy(policy)
-    problem = _read(tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness)
+    problem = _read(
+        tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness
+    )
     if accounting is None:
         fixed = memory is not None and not problem.count_window and not problem.landmarks
         accounting = "sketch" if fixed else "exact"
@@ -248,6 +251,8 @@ def simulate(
         raise JoinweirError("accounting='sketch' needs a time window; use 'exact' or 'off'")
     if order not in L.ORDERS:
         raise unknown("order", order, L.ORDERS)
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise JoinweirError(f"seed must be a whole number, not {seed!r}")
     config = JoinConfig(
         policy=chosen,
         lifetimes=problem.lifetimes,
@@ -258,7 +263,7 @@ def simulate(
         count_window=problem.count_window,
         landmarks=problem.landmarks,
         accounting=accounting,
-        seed=seed,
+        seed=int(seed),
     )
     budget = _budget(config, problem, max_rows, memory, allocation)
     config = budget.config
@@ -390,7 +395,7 @@ class LearningView:
         return side[by], age[by], number[by], seen, span
 
 
-# --- reading the call ----------------------------------------------------------------------------
+# --- reading the call --------------------------------------------------------------------------
 def _streams(left: Any, right: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     if right is not None:
         return (left, right), SIDES
@@ -431,13 +436,14 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
             raise JoinweirError(f"time must name a column, not {name!r}")
     counts = np.array([n_rows(t, n, w) for t, n, w in zip(tables, time_names, labels)])
     times = [read_times(t, n, w) for t, n, w in zip(tables, time_names, labels)]
-    if len({(t.timestamps, t.scale) for t in times}) > 1:
+    filled = [t for t in times if t.ticks.size] or times[:1]  # no rows: of whatever kind
+    if len({(t.timestamps, t.scale, t.zoned) for t in filled}) > 1:
         kinds = ", ".join(f"{w} {n!r}" for w, n in zip(labels, time_names))
         raise JoinweirError(f"time columns are of different kinds ({kinds}); cast one")
     keys, nulls = read_keys(tables, key_names, labels)
     if closed not in ("left", "both"):
         raise unknown("closed", closed, ("left", "both"))
-    lifetimes, ends = _windows(within, times, closed)
+    lifetimes, ends = _windows(within, times, filled[0], closed)
     count_window = isinstance(within, Rows)
     late = [np.zeros(n, np.bool_) for n in counts]
     clocks = [t.ticks for t in times]
@@ -446,7 +452,7 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
         if count_window:
             raise JoinweirError("lateness goes with time windows, not with rows(n)")
         slack = tuple(
-            _length(value, "lateness", times[0]) for value in _per_stream(lateness, k, "lateness")
+            _length(value, "lateness", filled[0]) for value in _per_stream(lateness, k, "lateness")
         )
         for s in range(k):
             high = np.maximum.accumulate(clocks[s]) if counts[s] else clocks[s]
@@ -482,31 +488,27 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
 
 
 def _length(value: Any, name: str, times: Times) -> int:
-    if times.scale != 1 and not times.timestamps and not isinstance(value, str):
-        value = round(value * times.scale)  # floats are kept in finer ticks
-    return time_length(value, name, timestamps=times.timestamps)
+    return time_length(value, name, timestamps=times.timestamps, scale=times.scale)
 
 
-def _windows(within: Any, times: list[Times], closed: str):
+def _windows(within: Any, times: list[Times], kind: Times, closed: str):
     k = len(times)
     if isinstance(within, Rows):
         return (within.n,) * k, None
     if isinstance(within, Landmark):
-        every = _length(within.every, "landmark", times[0])
+        every = _length(within.every, "landmark", kind)
         if every < 1:
             raise JoinweirError(f"landmark({within.every!r}) must be longer than nothing")
-        origin = _length(within.origin, "landmark origin", times[0])
+        origin = _length(within.origin, "landmark origin", kind)
         ends = [((t.ticks - origin) // every + 1) * every + origin for t in times]
         return (every,) * k, ends
-    lengths = [_length(v, "within", times[0]) for v in _per_stream(within, k, "within")]
+    lengths = [_length(v, "within", kind) for v in _per_stream(within, k, "within")]
     if any(n + (closed == "both") < 1 for n in lengths):
         raise JoinweirError(f"within must be more than 0, not {within!r}")
-    if max(lengths) > 2**60:
-        raise JoinweirError(f"within={within!r} is too long")
     return tuple(n + (closed == "both") for n in lengths), None
 
 
-# --- budget --------------------------------------------------------------------------------------
+# --- budget ------------------------------------------------------------------------------------
 class Budget(NamedTuple):
     """A configuration with its capacity, and what rows are charged."""
 
@@ -532,41 +534,51 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         given = _per_stream(given, k, "max_rows" if memory is None else "memory")
     row_bytes, fixed = None, 0
     if memory is None:
-        amounts = [whole_number(v, "max_rows") for v in (given if isinstance(given, list) else [given])]
+        amounts = [
+            whole_number(v, "max_rows") for v in (given if isinstance(given, list) else [given])
+        ]
     else:
         amounts = [memory_bytes(v) for v in (given if isinstance(given, list) else [given])]
         charge = index_bytes_per_row(k) + policy_bytes_per_row(config)
         row_bytes = [bytes_per_row(table) + charge for table in problem.tables]
         if config.accounting == "sketch":
+            config = _sized_sketch(config, sum(amounts))
             fixed = 4 * k * (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
-    if len(amounts) == 1 and not isinstance(given, list):
-        capacity = split_budget(amounts[0] - fixed, allocation or "even", problem.rates())
-        least = max(row_bytes) if row_bytes else 1
-        if amounts[0] - fixed < least or min(capacity) < least:
-            what = f"max_rows={max_rows!r}" if memory is None else f"memory={memory!r}"
-            need = least * (1 if allocation == "unified" else k) + fixed
-            unit = "rows" if memory is None else "bytes"
-            hint = " (of which the accounting sketch takes most; or use accounting='off')"
-            raise JoinweirError(
-                f"{what} leaves no room for a row of every stream; it must be at least {need:,} "
-                f"{unit}{hint if fixed else ''}"
-            )
-    else:
+    if isinstance(given, list):
         capacity = [amount - fixed // k for amount in amounts]
-        if min(capacity) < 1:
-            raise JoinweirError(
-                f"memory={memory!r}: the accounting sketch alone takes {fixed // k:,} bytes a "
-                "stream; give more, or use accounting='off'"
-            )
+    else:
+        capacity = split_budget(amounts[0] - fixed, allocation or "even", problem.rates())
     unit = "rows" if memory is None else "bytes"
-    idle = None
+    idle, for_rows = None, 1.0
     if memory is not None:  # a tenth of the budget remembers keys that are not held
         per_key = index_bytes_per_row(k) - L.SLOT.itemsize
         idle = max(16, sum(capacity) // 10 // per_key)
         if config.policy.source_of_frequencies() == "history":
-            capacity = [max(1, c - c // 10) for c in capacity]
+            capacity, for_rows = [c - c // 10 for c in capacity], 0.9
+    least = max(row_bytes) if row_bytes else 1
+    if min(capacity) < least:
+        per = k if isinstance(given, list) else 1
+        need = len(capacity) // per * int(np.ceil(least / for_rows)) + fixed // per
+        more = " a stream" if per > 1 else ", more if one is slow" if allocation == "rates" else ""
+        sketch = f" ({fixed:,} for the sketch; or use accounting='off')" if fixed else ""
+        what = f"max_rows={max_rows!r}" if memory is None else f"memory={memory!r}"
+        raise JoinweirError(
+            f"{what} leaves no room for a row of every stream; it must be at least {need:,} "
+            f"{unit}{more}{sketch}"
+        )
     ready = replace(config, capacity=tuple(capacity), unit=unit, max_idle=idle)
     return Budget(ready, row_bytes, fixed)
+
+
+def _sized_sketch(config: JoinConfig, memory: int) -> JoinConfig:
+    """A sketch that takes about a sixteenth of the memory: narrower, then with fewer panes."""
+    panes, depth = config.sketch_panes, config.sketch_depth
+    while True:
+        per_column = 4 * config.streams * (panes + 2) * depth
+        width = min(8192, 1 << max(0, (memory // 16 // per_column).bit_length() - 1))
+        if width >= 64 or panes <= 8:
+            return replace(config, sketch_width=max(32, width), sketch_panes=panes)
+        panes //= 2
 
 
 def whole_number(value: Any, name: str) -> int:
@@ -625,7 +637,7 @@ def _mean_charge(config: JoinConfig, problem: Problem) -> float:
     return float(np.mean([bytes_per_row(table) for table in problem.tables])) + charge
 
 
-# --- sampling ahead of the join --------------------------------------------------------------------
+# --- sampling ahead of the join ---------------------------------------------------------------
 def _actions(problem: Problem, config: JoinConfig, drop, drop_probes, thinning, seed):
     """Which rows are dropped ahead of the join: systematic thinning, or a coin for each."""
     shares = _per_stream(drop, problem.streams, "drop")
@@ -634,15 +646,16 @@ def _actions(problem: Problem, config: JoinConfig, drop, drop_probes, thinning, 
     if thinning not in ("systematic", "random"):
         raise unknown("thinning", thinning, ("systematic", "random"))
     action = np.full(problem.ts.size, L.PROBES | L.INSERTS, np.uint8)
-    generator = np.random.default_rng([seed, 0xD509])
+    generator = np.random.default_rng([seed % 2**64, 0xD509])
     for s, share in enumerate(shares):
         if share == "fit":
             share = _share_that_fits(problem, config, s)
-        if isinstance(share, str | bool) or not 0 <= share <= 1:
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
             raise JoinweirError(f"drop must be from 0 to 1 or 'fit', not {share!r}")
         mine = np.flatnonzero(problem.side == s)
         if thinning == "systematic":
-            steps = (np.arange(mine.size + 1) + generator.random()) * (1 - share)
+            # A phase from all of [0, 1), so that every row is kept with the same probability.
+            steps = np.arange(mine.size + 1) * (1 - share) + generator.random()
             kept = np.diff(np.floor(steps)) > 0
         else:
             kept = generator.random(mine.size) >= share
@@ -661,7 +674,7 @@ def _share_that_fits(problem: Problem, config: JoinConfig, s: int) -> float:
     return max(0.0, 1 - rows_held / window) if window > 0 else 0.0
 
 
-# --- the answer ------------------------------------------------------------------------------------
+# --- the answer ------------------------------------------------------------------------------
 def _result(state: JoinState, problem: Problem, budget: Budget, outcome, pairs, shed) -> JoinResult:
     counters = state.store.counters
     exact, error = state.exact_size()
@@ -689,9 +702,9 @@ def _result(state: JoinState, problem: Problem, budget: Budget, outcome, pairs, 
         shed=Shed(*(lost[i].copy() for i in range(4))) if shed else None,
         bytes_held=held,
         max_bytes=(
-            sum(state.config.capacity) + budget.fixed_bytes if budget.row_bytes is not None else None
+            sum(state.config.capacity) + budget.fixed_bytes
+            if budget.row_bytes is not None
+            else None
         ),
         capacity=state.config.capacity,
     )
-
-

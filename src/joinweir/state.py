@@ -145,9 +145,7 @@ class JoinState:
         _verify_compiled(self)
 
     # --- feeding ---------------------------------------------------------------------------
-    def process(
-        self, batch: L.Batch, *, results: bool = True, shed: bool = False
-    ) -> Outcome:
+    def process(self, batch: L.Batch, *, results: bool = True, shed: bool = False) -> Outcome:
         """Process rows sorted by (ts, side, row) and return what came of them."""
         pieces, dropped = [], []
         start, n = 0, batch.ts.size
@@ -246,9 +244,7 @@ class JoinState:
         scaled = tuple(int(max(1, c // self.sample)) for c in cap)
         return [
             JoinState(
-                dataclasses.replace(
-                    self.config, policy=choice, capacity=scaled, accounting="off"
-                )
+                dataclasses.replace(self.config, policy=choice, capacity=scaled, accounting="off")
             )
             for choice in self.choices
         ]

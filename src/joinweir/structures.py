@@ -429,9 +429,7 @@ def new_tournament(k: int, leaves: int) -> Tournament:
     match = np.zeros((k, 2 * leaves), MATCH)
     match["until"] = FOREVER
     match["winner"] = NIL
-    return Tournament(
-        line=np.zeros((k, leaves), LINE), match=match, stack=np.zeros(128, np.int32)
-    )
+    return Tournament(line=np.zeros((k, leaves), LINE), match=match, stack=np.zeros(128, np.int32))
 
 
 def grow_tournament(old: Tournament, fresh: Tournament) -> Tournament:
@@ -521,11 +519,11 @@ def tournament_winner(N, s, t):
 class Credits(NamedTuple):
     """Histogram of integer credits per pool, when all rows of a group gain 1 at once.
 
-    A row's credit is ``base + gain`` of its group. A group of more than a few rows keeps how many of
-    them have which base, in pages of 128 neighbouring bases. When the group gains, each page is added
-    to the pool's histogram one place further on: 128 bases for a few cache lines, instead of a
-    visit to every row. Pages that hold rows are linked per group and found by hash. In a small
-    group, most in a skewed stream, the caller visits the rows: a page for each would double the cost.
+    A row's credit is ``base + gain`` of its group. A group of more than a few rows keeps how many
+    of them have which base, in pages of 128 neighbouring bases. When the group gains, each page is
+    added to the pool's histogram one place further on: 128 bases for a few cache lines, instead of
+    a visit to every row. Pages that hold rows are linked per group and found by hash. In a small
+    group the caller visits the rows: most are in a skewed stream, and a page for each costs more.
 
     The percentile is a pointer into the histogram with the number of rows below it; coarse sums let
     it pass over gaps. The histogram is a ring: credits only grow, so its span stays bounded, and

@@ -28,6 +28,7 @@ class Times:
     ticks: np.ndarray  # int64
     timestamps: bool  # ticks are microseconds of a date or timestamp
     scale: int  # ticks per unit of a plain number
+    zoned: bool = False  # instants, not the face of some clock
 
 
 def column_names(table: Any) -> list[str]:
@@ -104,7 +105,8 @@ def read_times(table: Any, name: str, what: str) -> Times:
         if pa.types.is_integer(kind):
             times = Times(_numpy(pc.cast(values, pa.int64())), False, 1)
         elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            times = Times(_microseconds(values), True, 1_000_000)
+            zoned = getattr(kind, "tz", None) is not None
+            times = Times(_microseconds(values), True, 1_000_000, zoned)
         elif pa.types.is_floating(kind):
             plain = _numpy(pc.cast(values, pa.float64())) * FLOAT_TICKS
             if not (np.abs(plain) <= LATEST).all():  # NaN is not, either

@@ -7,6 +7,8 @@ import math
 import re
 from numbers import Integral, Real
 
+import numpy as np
+
 from .errors import JoinweirError
 
 _MICROSECONDS = {
@@ -33,6 +35,7 @@ _BYTES = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for suffix in ("", "b", "ib")
 }
+LONGEST = 2**60  # ticks; 36,000 years of microseconds
 _TERM = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*")
 
 
@@ -75,25 +78,38 @@ def memory_bytes(amount: int | str) -> int:
     return int(amount)
 
 
-def time_length(value: object, name: str, *, timestamps: bool) -> int:
-    """A length of time in the units of the time column: its ticks, or µs for timestamps."""
-    if isinstance(value, dt.timedelta):
-        value = f"{value // dt.timedelta(microseconds=1)} us"
-    if isinstance(value, str):
-        if not timestamps:
+def time_length(value: object, name: str, *, timestamps: bool, scale: int = 1) -> int:
+    """A length of time in ticks of the time column.
+
+    Timestamps tick in µs: a text is a duration, a bare number is seconds. A column of plain numbers
+    has `scale` ticks a unit.
+
+    >>> time_length("2 s", "within", timestamps=True), time_length(7, "within", timestamps=False)
+    (2000000, 7)
+    """
+    given = value
+    if isinstance(value, np.timedelta64):
+        value = value.astype("m8[us]").item()
+    if timestamps and isinstance(value, dt.timedelta):
+        ticks = value // dt.timedelta(microseconds=1)
+    elif timestamps and isinstance(value, str):
+        ticks = duration_us(value)
+    else:
+        if isinstance(value, str | dt.timedelta):
             try:
                 value = float(value)
-            except ValueError:
+            except (TypeError, ValueError):
                 raise JoinweirError(
-                    f"{name}={value!r} is a duration, but the time column holds plain numbers;"
+                    f"{name}={given!r} is a duration, but the time column holds plain numbers;"
                     f" give {name} as a number in the same unit"
                 ) from None
-        else:
-            value = duration_us(value)
-    elif isinstance(value, bool) or not isinstance(value, Real):
-        raise JoinweirError(f"{name} must be a duration or a number, not {value!r}")
-    elif timestamps:
-        value = value * 1_000_000  # a bare number beside timestamps is seconds
-    if not math.isfinite(value) or value < 0 or value != int(value):
-        raise JoinweirError(f"{name} must be a whole number >= 0 of time units, not {value!r}")
-    return int(value)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise JoinweirError(f"{name} must be a duration or a number, not {given!r}")
+        ticks = value * (1_000_000 if timestamps else scale)
+        if abs(ticks) < LONGEST and (timestamps or scale > 1):
+            ticks = round(ticks)
+    if ticks > LONGEST:
+        raise JoinweirError(f"{name}={given!r} is too long")
+    if not ticks >= 0 or ticks != int(ticks):
+        raise JoinweirError(f"{name} must be a whole number >= 0 of time units, not {given!r}")
+    return int(ticks)

@@ -130,7 +130,6 @@ class Policy:
     paper: str
     cost: str
     bounded: bool = True
-    synchronous: bool = False
     run_workload: Callable[..., Any] | None = None
     grow: Callable[..., Any] | None = None
     before_batch: Callable[..., Any] | None = None
@@ -176,7 +175,9 @@ def register(module: ModuleType) -> Policy:
     """Add a policy that lives outside of joinweir, e.g. for `check_policy` or `simulate`."""
     declared = declare(module)
     if declared.name in _found():
-        raise JoinweirError(f"a policy named {declared.name!r} ships with joinweir; rename the file")
+        raise JoinweirError(
+            f"a policy named {declared.name!r} ships with joinweir; rename the file"
+        )
     _EXTRA[declared.name] = declared
     return declared
 

@@ -4,8 +4,8 @@ Keeps one age a stream, or one a row. p(a) = mean number of results that a row p
 C(a) its sum; best age k = argmax C(a) / a (smallest on ties, 1 if C is 0). If the buffer holds all
 rows younger than k (B >= rate · k), it is a FIFO buffer; else it is *staggered*: rows are admitted
 while there is room and keep their place until age k. AGE of srivastava2004, as described in
-chang2004 §3.2. ``mode="mean"`` learns k on the first `training` share of the input; ``mode="row"`` is
-chang2004 §5.1's variant, the best age of every single row from an offline pass.
+chang2004 §3.2. ``mode="mean"`` learns k on the first `training` share of the input; ``mode="row"``
+is chang2004 §5.1's variant, the best age of every single row from an offline pass.
 Deviations: a row past its best age goes when its place is needed, not before: it may still
 match, never fewer results. Ages are learned in 1,000 steps of the window when it is longer.
 Cost per arrival: O(log B).

@@ -63,4 +63,7 @@ def run_workload(S, P, batch, start, out, shed):
         ignore_weight, ignore_match, ignore_insert, ignore_remove, victim,
     )  # fmt: skip
 
-POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)")
+
+POLICY = Policy(
+    params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)"
+)

@@ -54,6 +54,13 @@ def run_workload(S, P, batch, start, out, shed):
         ignore_weight, ignore_match, ignore_insert, ignore_remove, victim,
     )  # fmt: skip
 
+
 POLICY = Policy(
-    params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)", bounded=False
+    params=Params,
+    init=init,
+    run=run,
+    run_workload=run_workload,
+    paper="chang2004 §5",
+    cost="O(1)",
+    bounded=False,
 )

@@ -26,10 +26,11 @@ Deviations and choices where the paper is silent:
 - ``initial_rank="auto"`` is the "dynamic feedback" of §5.2: small ghosts of the join on a sample of
   the keys try several percentiles, and the join follows the one that produces most.
 
-Cost per arrival: methods 1 and 3, victim in O(log B): all rows of a key gain together, so a heap of
-keys and a small heap inside each suffice; the percentile is kept in a histogram (`Credits`) to
-which a key's rows are added 16 at a time. Method 2, the special cases, and joins whose rows come out
-of order or by instants: O((1 + m) log B) in a search tree, m = rows that gain.
+Cost per arrival: methods 1 and 3, victim in O(log B): all rows of a key gain together, so a heap
+of keys and a small heap inside each suffice; the percentile is kept in a histogram (`Credits`) in
+which a key's rows move 128 credits at a time (O(1 + m / 128) for a key whose credits lie close, O(m)
+at worst, m = rows that gain). Method 2, the special cases, and joins whose rows come out of order
+or by instants: O((1 + m) log B) in a search tree.
 """
 
 from __future__ import annotations
@@ -451,10 +452,12 @@ def run_workload(S, P, batch, start, out, shed):
         ignore_weight, raise_rows, insert_row, remove_row, victim_row,
     )  # fmt: skip
 
+
 POLICY = Policy(
     params=Params,
     init=init,
-    run=run, run_workload=run_workload,
+    run=run,
+    run_workload=run_workload,
     choose_run=choose_run,
     grow=grow,
     before_batch=before_batch,

@@ -1,8 +1,8 @@
 """The row goes whose key was rarest on the other side when the row came.
 
 Keeps one number a row, fixed at arrival: how often its key occurs in the partner stream.
-Rule: victim = min (f(key) at arrival, ts, seq); the newcomer competes. LFU as chang2004 §4 reads it:
-the initial value is proportional to the expected number of results, no increment, no decrement.
+Rule: victim = min (f(key) at arrival, ts, seq); the newcomer competes. LFU as chang2004 §4 reads
+it: the initial value is proportional to the expected number of results; no increment, no decrement.
 Deviations: none. Cost per arrival: O(log B).
 """
 
@@ -98,4 +98,12 @@ def run_workload(S, P, batch, start, out, shed):
         ignore_weight, ignore_match, insert_weighed, remove_weighed, victim_weighed,
     )  # fmt: skip
 
-POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §4", cost="O(log B)")
+
+POLICY = Policy(
+    params=Params,
+    init=init,
+    run=run,
+    run_workload=run_workload,
+    paper="chang2004 §4",
+    cost="O(log B)",
+)

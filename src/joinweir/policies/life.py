@@ -149,6 +149,13 @@ def run_workload(S, P, batch, start, out, shed):
         weigh, ignore_match, insert_weighed, remove_weighed, victim_weighed,
     )  # fmt: skip
 
+
 POLICY = Policy(
-    params=Params, init=init, run=run, run_workload=run_workload, grow=grow, paper="das2003", cost="O(log² B) amortised"
+    params=Params,
+    init=init,
+    run=run,
+    run_workload=run_workload,
+    grow=grow,
+    paper="das2003",
+    cost="O(log² B) amortised",
 )

@@ -133,10 +133,12 @@ def run_workload(S, P, batch, start, out, shed):
         ignore_weight, touch_rows, insert_row, remove_row, victim_row,
     )  # fmt: skip
 
+
 POLICY = Policy(
     params=Params,
     init=init,
-    run=run, run_workload=run_workload,
+    run=run,
+    run_workload=run_workload,
     choose_run=choose_run,
     paper="chang2004 §4",
     cost="O(log B)",

@@ -1,8 +1,8 @@
 """The row goes whose key is rarest on the other side now.
 
-Keeps counts of keys (the engine's) and a heap of keys. Rule: victim = min (f(key), ts, seq), f = how
-often the key occurs in the partner stream; the newcomer competes. PROB of das2003, as compared in
-chang2004 §3.1 and §5.1 with exact counts of the whole history (``statistics="history"``).
+Keeps counts of keys (the engine's) and a heap of keys. Rule: victim = min (f(key), ts, seq), f =
+how often the key occurs in the partner stream; the newcomer competes. PROB of das2003, as compared
+in chang2004 §3.1 and §5.1 with exact counts of the whole history (``statistics="history"``).
 Deviations: none for two streams. For k > 2 the paper looks at the next stream only;
 ``partner="product"`` multiplies over all others.
 Cost per arrival: O(log B). All rows of a key share f, so the heap holds keys; inside a key the
@@ -121,4 +121,12 @@ def run_workload(S, P, batch, start, out, shed):
         weigh, ignore_match, insert_weighed, remove_weighed, victim_weighed,
     )  # fmt: skip
 
-POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="das2003; chang2004 §3.1", cost="O(log B)")
+
+POLICY = Policy(
+    params=Params,
+    init=init,
+    run=run,
+    run_workload=run_workload,
+    paper="das2003; chang2004 §3.1",
+    cost="O(log B)",
+)

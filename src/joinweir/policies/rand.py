@@ -85,4 +85,7 @@ def run_workload(S, P, batch, start, out, shed):
         ignore_weight, ignore_match, on_insert, on_remove, victim,
     )  # fmt: skip
 
-POLICY = Policy(params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)")
+
+POLICY = Policy(
+    params=Params, init=init, run=run, run_workload=run_workload, paper="chang2004 §5", cost="O(1)"
+)

@@ -1,0 +1,1027 @@
+"""The command line: `joinweir policies`, `generate`, `simulate`, `bench`, `demo`.
+
+Results go to stdout, as tables or with ``--json`` as one JSON object; progress goes to stderr, and
+only if that is a terminal. Bad input ends with one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import json
+import os
+import re
+import sys
+import textwrap
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, get_args, get_origin
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import joinweir as jw
+
+from . import bench, layout, report, streams
+from .errors import JoinweirError, unknown
+from .policies import Parameters, definition, policy_names, read_policy
+from .simulation import ALLOCATIONS, SIDES, JoinResult
+from .state import JoinConfig, JoinState
+
+BAD_INPUT, INTERRUPTED = 2, 130
+PROGRESS_AFTER = 1.0  # seconds
+PLAIN_WIDTH = 110  # columns of a table that goes to a file or a pipe
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    with contextlib.suppress(AttributeError, ValueError):  # a sign that a terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        options = _parser().parse_args(argv)
+        options.run(options)
+        sys.stdout.flush()
+    except SystemExit as done:  # --help, --version
+        return int(done.code or 0)
+    except KeyboardInterrupt:
+        print("joinweir: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (JoinweirError, OSError, pa.ArrowException, MemoryError) as error:
+        print(f"joinweir: {_one_line(error)}", file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return " ".join(f"not enough memory: {error}".split())
+    return " ".join(str(error).split())
+
+
+# --- the commands and their options ------------------------------------------------------------
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, and which takes no abbreviations."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **({"allow_abbrev": False} | options))
+
+    def error(self, message: str) -> None:
+        raise JoinweirError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="joinweir",
+        description="Stream joins that keep to a memory budget and report what was left out.",
+    )
+    parser.add_argument("--version", action="version", version=f"joinweir {jw.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in (_add_demo, _add_policies, _add_simulate, _add_generate, _add_bench):
+        add(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable, summary: str, more: str = "") -> _Parser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.{more}",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_policies(commands: Any) -> None:
+    parser = _command(commands, "policies", _policies, "list the policies, or explain one")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the policy to explain")
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "simulate",
+        _simulate,
+        "join Parquet files under a memory limit and compare policies",
+        " Time columns may hold integers, floats, timestamps or dates; durations such as"
+        " '10 minutes' go with timestamps and dates, plain numbers with all (seconds, for"
+        " timestamps).",
+    )
+    files = parser.add_argument_group("streams")
+    files.add_argument("--left", metavar="FILE", help="Parquet file or directory of them")
+    files.add_argument("--right", metavar="FILE")
+    files.add_argument(
+        "--stream", metavar="FILE", action="append", help="instead, repeated: two or more streams"
+    )
+    join = parser.add_argument_group("join")
+    join.add_argument(
+        "--on",
+        metavar="COLUMN",
+        action="append",
+        required=True,
+        help="key column; several for a composite key (repeat, or separate by commas); "
+        "left_name=right_name where names differ",
+    )
+    join.add_argument(
+        "--time",
+        metavar="COLUMN",
+        required=True,
+        help="time column; left_name=right_name where names differ",
+    )
+    join.add_argument(
+        "--within",
+        metavar="LENGTH",
+        required=True,
+        help="how far apart matching rows may be: 100 or '10 minutes'; A,B per stream; rows:1000 "
+        "for a window of rows; landmark:'1 day' for all since the last landmark",
+    )
+    join.add_argument("--closed", choices=("left", "both"), default="left", help="which ends match")
+    join.add_argument("--lateness", metavar="LENGTH", help="take rows as they stand in the files")
+    join.add_argument("--order", choices=layout.ORDERS, default="probe_first")
+    budget = parser.add_argument_group("budget")
+    amount = budget.add_mutually_exclusive_group()
+    amount.add_argument(
+        "--max-rows", metavar="N", type=_several(_whole), help="over all streams; N,M per stream"
+    )
+    amount.add_argument("--memory", metavar="SIZE", help="such as '64 MB'")
+    budget.add_argument("--allocation", choices=ALLOCATIONS, help="default: even")
+    parser.add_argument(
+        "--policy",
+        metavar="P",
+        action="append",
+        help="such as prob or gdj:initial_rank=0.2; repeat to compare. Default: every policy that "
+        f"keeps to a budget ({', '.join(_default_policies())})",
+    )
+    parser.add_argument(
+        "--accounting",
+        choices=layout.ACCOUNTINGS,
+        help="how the exact join's size is found; default: exact with --max-rows, sketch with "
+        "--memory",
+    )
+    parser.add_argument("--seed", metavar="N", type=_whole, default=0)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="with a single policy: write the row numbers of the results, as Parquet",
+    )
+
+
+def _add_generate(commands: Any) -> None:
+    parser = _command(commands, "generate", _generate, "write a synthetic stream, or a pair")
+    parser.add_argument("--list", action="store_true", help="list the kinds of streams")
+    parser.set_defaults(kind=None)
+    kinds = parser.add_subparsers(metavar="KIND")
+    for kind in streams.GENERATORS:
+        own = kinds.add_parser(kind, help=streams.summary(kind), description=streams.summary(kind))
+        own.set_defaults(kind=kind)
+        own.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+        own.add_argument(
+            "-o", "--output", metavar="FILE", required=True, help="Parquet file to write"
+            + (": its name with _left and with _right" if _is_pair(kind) else "")
+        )  # fmt: skip
+        count = inspect.signature(streams.GENERATORS[kind]).parameters["n"]
+        own.add_argument(
+            "--rows",
+            metavar="N",
+            required=True,
+            type=_reader(count.annotation),
+            help="rows of each stream" if _is_pair(kind) else "rows",
+        )
+        meanings = _meanings(streams.GENERATORS[kind].__doc__)
+        for name, option in streams.options(kind).items():
+            _add_stream_option(own, name, option, meanings.get(name, ""))
+
+
+def _add_stream_option(parser: _Parser, name: str, option: inspect.Parameter, meaning: str) -> None:
+    default = "" if option.default in (option.empty, None) else f" (default: {option.default})"
+    settings: dict[str, Any] = {
+        "dest": f"option_{name}",
+        "default": argparse.SUPPRESS,  # the generator knows its own
+        "required": option.default is option.empty,
+        "help": f"{meaning}{default}".replace("%", "%%").strip() or None,
+    }
+    if option.annotation is bool:
+        settings["action"] = argparse.BooleanOptionalAction
+    else:
+        settings |= {"type": _reader(option.annotation), "metavar": "VALUE"}
+    parser.add_argument(f"--{name.replace('_', '-')}", **settings)
+
+
+def _add_bench(commands: Any) -> None:
+    parser = commands.add_parser("bench", help="measure speed", description="Measure speed.")
+    things = parser.add_subparsers(metavar="WHAT", required=True)
+    engine = _command(
+        things,
+        "engine",
+        _bench_engine,
+        "time each policy per arrival, by number of rows held",
+        " Two streams of Zipf keys, one arrival a tick, a window of which the budget B is 10 %;"
+        " the best of three slices counts.",
+    )
+    engine.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"B = {_numbers(bench.QUICK_ROWS)} only, {bench.QUICK_ARRIVALS:,} arrivals",
+    )
+    engine.add_argument(
+        "--policy", metavar="P", nargs="+", action="extend", help="default: all of them"
+    )
+    engine.add_argument(
+        "--rows",
+        metavar="B",
+        nargs="+",
+        type=_whole,
+        help=f"rows held; default: {_numbers(bench.ROWS)}",
+    )
+    engine.add_argument(
+        "--arrivals", metavar="N", type=_whole, help=f"to time; default: {bench.ARRIVALS:,}"
+    )
+    engine.add_argument(
+        "--pairs-up-to",
+        metavar="B",
+        type=_whole,
+        default=bench.PAIRS_UP_TO,
+        help="largest B at which results are also written out; default: %(default)s",
+    )
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        _demo,
+        "show on made-up streams what a memory limit costs",
+        " Takes up to a minute the first time, while the policies are compiled.",
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, too")
+
+
+# --- reading options ---------------------------------------------------------------------------
+def _whole(text: str) -> int:
+    """A whole number; 1e6 and 1_000_000 are fine."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    number = _real(text)
+    if not np.isfinite(number) or number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _several(read: Callable) -> Callable:
+    """One value, or a tuple of those between commas."""
+
+    def read_several(text: str) -> Any:
+        values = tuple(read(part.strip()) for part in text.split(","))
+        return values if len(values) > 1 else values[0]
+
+    return read_several
+
+
+def _reader(annotation: Any) -> Callable:
+    """How text becomes a value of an annotated type."""
+    kinds = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    inner = [part for kind in kinds for part in (get_args(kind) or (kind,))]
+    read = _real if float in inner else _whole if int in inner else str
+    if any(get_origin(kind) is tuple for kind in kinds):
+        return _several(read)
+    if any(get_origin(kind) is not None for kind in kinds):  # a sequence, even of one
+        return lambda text: [read(part.strip()) for part in text.split(",")]
+    return read
+
+
+def _length(text: str) -> Any:
+    """A number if it is one; else a duration, which is checked beside the time column."""
+    text = text.strip()
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    return float(text) if re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", text.lower()) else text
+
+
+def _window(text: str) -> Any:
+    """What --within says."""
+    kind, colon, amount = text.partition(":")
+    if not colon:
+        return _several(_length)(text)
+    if kind.strip() == "rows":
+        return jw.rows(_length(amount))
+    if kind.strip() == "landmark":
+        return jw.landmark(_length(amount))
+    raise unknown("window of --within", kind.strip(), ("rows:N", "landmark:LENGTH"))
+
+
+def _names(text: str, option: str) -> str | tuple[str, ...]:
+    """A column name, or one a stream: left_name=right_name."""
+    names = tuple(name.strip() for name in text.split("="))
+    if not all(names):
+        raise JoinweirError(f"{option} {text!r}: a column's name is missing")
+    return names if len(names) > 1 else names[0]
+
+
+# --- showing -----------------------------------------------------------------------------------
+def _console() -> Console:
+    plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(
+        file=sys.stdout,
+        width=PLAIN_WIDTH if plain else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def _table(*columns: str, left: Sequence[str] = ()) -> Table:
+    """An empty table; columns are flushed right unless they are named in `left`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in columns:
+        text = name in left
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text)
+    return table
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(f"{value:,}" for value in values)
+
+
+def _percent(share: float | None) -> str:
+    return "?" if share is None else f"{share:.1%}"
+
+
+class _Steps:
+    """A progress bar on stderr, once the work has taken a second, and only on a terminal."""
+
+    def __init__(self, total: float) -> None:
+        self.total = total
+        self.bar: Progress | None = None
+
+    def __enter__(self) -> _Steps:
+        if sys.stderr.isatty():
+            self.bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TimeElapsedColumn(),
+                console=Console(file=sys.stderr, emoji=False),
+                transient=True,
+            )
+            self.task = self.bar.add_task("", total=self.total)
+            self.timer = threading.Timer(PROGRESS_AFTER, self.bar.start)
+            self.timer.daemon = True
+            self.timer.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar:
+            self.timer.cancel()
+            self.timer.join()
+            self.bar.stop()
+
+    def at(self, done: float, text: str) -> None:
+        """So much is done, and this comes next."""
+        if self.bar:
+            self.bar.update(self.task, completed=done, description=text)
+
+
+def _compile(policy: Parameters, k: int = 2, order: str = "probe_first", ordered: bool = True):
+    """Compile a policy, or load what an earlier process has compiled: not to be timed."""
+    config = JoinConfig(
+        policy,
+        lifetimes=(1,) * k,
+        capacity=(1,) * k,
+        order=order,
+        ordered=ordered,
+        lateness=() if ordered else (0,) * k,
+    )
+    nothing = {"key": np.empty(0, np.int64), "side": np.empty(0, np.int8)}
+    JoinState(config, nothing)
+
+
+# --- policies ----------------------------------------------------------------------------------
+def _meanings(*docstrings: str | None) -> dict[str, str]:
+    """Parameter → what it means, from numpydoc sections."""
+    found: dict[str, str] = {}
+    for text in docstrings:
+        names: list[str] = []
+        _, _, section = inspect.cleandoc(text or "").partition("Parameters\n----------\n")
+        lines = section.splitlines()
+        for line, following in zip(lines, [*lines[1:], ""]):
+            if following.startswith("---"):  # the next section's title
+                break
+            if line and not line.startswith(" "):
+                names = [name.strip(" *") for name in line.partition(":")[0].split(",")]
+            elif line.strip():
+                for name in names:
+                    found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+    return found
+
+
+def _parameters(name: str) -> list[dict[str, Any]]:
+    params = definition(name).params
+    meanings = _meanings(*(kind.__doc__ for kind in reversed(params.__mro__)))
+    return [
+        {"name": f.name, "default": f.default, "meaning": meanings.get(f.name, "")}
+        for f in dataclasses.fields(params)
+    ]
+
+
+def _described_policy(name: str) -> dict[str, Any]:
+    declared = definition(name)
+    return {
+        "name": name,
+        "summary": declared.summary,
+        "cost": declared.cost,
+        "paper": declared.paper,
+        "bounded": declared.bounded,
+        "parameters": _parameters(name),
+    }
+
+
+def _policies(options: argparse.Namespace) -> None:
+    if options.name is not None:
+        _one_policy(options.name, options.json)
+        return
+    found = [_described_policy(name) for name in policy_names()]
+    if options.json:
+        _print_json({"policies": found})
+        return
+    columns = ("policy", "what goes when memory is full", "cost per arrival", "paper", "parameters")
+    table = _table(*columns, left=columns)
+    table.columns[0].no_wrap = True
+    for p in found:
+        told = ", ".join(f"{q['name']}={q['default']}" for q in p["parameters"])
+        table.add_row(p["name"], p["summary"], p["cost"], p["paper"], told)
+    _console().print(table)
+    print("joinweir policies NAME explains one.")
+
+
+def _one_policy(name: str, as_json: bool) -> None:
+    found = _described_policy(name)
+    text = inspect.cleandoc(definition(name).module.__doc__ or "")
+    if as_json:
+        _print_json(found | {"text": text})
+        return
+    print(f"{name}\n\n{text}\n\nPaper: {found['paper']}. Cost per arrival: {found['cost']}.")
+    table = _table("parameter", "default", "meaning", left=("parameter", "default", "meaning"))
+    table.columns[0].no_wrap = True
+    for p in found["parameters"]:
+        table.add_row(p["name"], str(p["default"]), p["meaning"].replace("``", ""))
+    _console().print(table)
+    names = ",".join(f"{p['name']}=…" for p in found["parameters"][-2:])
+    print(f"On the command line: --policy {name}:{names}")
+
+
+# --- generate ----------------------------------------------------------------------------------
+def _is_pair(kind: str) -> bool:
+    return kind.endswith("_pair")
+
+
+def _generate(options: argparse.Namespace) -> None:
+    if options.list:
+        _list_generators(options.json)
+        return
+    if options.kind is None:
+        kinds = ", ".join(streams.GENERATORS)
+        raise JoinweirError(f"give the kind of stream, or --list; choices: {kinds}")
+    chosen = {
+        name: getattr(options, f"option_{name}")
+        for name in streams.options(options.kind)
+        if hasattr(options, f"option_{name}")
+    }
+    files = [Path(options.output)]
+    if _is_pair(options.kind):
+        files = [files[0].with_name(f"{files[0].stem}_{s}{files[0].suffix}") for s in SIDES]
+    for file in files:
+        _check_output(file)
+    try:
+        made = streams.generate(options.kind, options.rows, **chosen)
+    except ValueError as error:
+        raise JoinweirError(str(error)) from None
+    made = made if isinstance(made, tuple) else (made,)
+    for file, stream in zip(files, made):
+        pq.write_table(pa.table(stream), file)
+    if options.json:
+        written = [
+            {"file": str(file), "rows": int(stream["ts"].size), "columns": list(stream)}
+            for file, stream in zip(files, made)
+        ]
+        _print_json({"kind": options.kind, "options": chosen, "files": written})
+        return
+    for file, stream in zip(files, made):
+        print(f"{file}: {stream['ts'].size:,} rows of {', '.join(stream)}")
+
+
+def _list_generators(as_json: bool) -> None:
+    found = [
+        {
+            "name": kind,
+            "summary": streams.summary(kind),
+            "options": {
+                name: None if option.default is option.empty else option.default
+                for name, option in streams.options(kind).items()
+            },
+        }
+        for kind in streams.GENERATORS
+    ]
+    if as_json:
+        _print_json({"kinds": found})
+        return
+    columns = ("kind", "what it makes", "options")
+    table = _table(*columns, left=columns)
+    table.columns[0].no_wrap = True
+    for kind in found:
+        told = ", ".join(
+            name if default is None else f"{name}={default}"
+            for name, default in kind["options"].items()
+        )
+        table.add_row(kind["name"], kind["summary"], told)
+    _console().print(table)
+    print("joinweir generate KIND --help explains the options of one.")
+
+
+def _check_output(path: str | Path) -> None:
+    """Complain about a place that cannot be written to before the work, not after it."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise JoinweirError(f"{path}: there is no directory {folder}")
+    if Path(path).is_dir():
+        raise JoinweirError(f"{path}: is a directory, not a file to write")
+
+
+# --- simulate ----------------------------------------------------------------------------------
+def _default_policies() -> list[str]:
+    """Every policy that keeps to a budget."""
+    return [name for name in policy_names() if definition(name).bounded]
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    files = _input_files(options)
+    chosen = [read_policy(text) for text in options.policy or _default_policies()]
+    chosen = list(dict.fromkeys(chosen))
+    bounded = any(definition(p.name).bounded for p in chosen)
+    if options.max_rows is None and options.memory is None and bounded:
+        raise JoinweirError("give a budget: --max-rows N or --memory SIZE")
+    if options.output:
+        if len(chosen) != 1:
+            raise JoinweirError(f"-o {options.output} needs a single --policy, not {len(chosen)}")
+        _check_output(options.output)
+    on = [_names(name, "--on") for part in options.on for name in part.split(",")]
+    time = _names(options.time, "--time")
+    arguments = {
+        "on": on,
+        "time": time,
+        "within": _window(options.within),
+        "max_rows": options.max_rows,
+        "memory": _several(str)(options.memory) if options.memory is not None else None,
+        "allocation": options.allocation,
+        "order": options.order,
+        "closed": options.closed,
+        "lateness": None if options.lateness is None else _several(_length)(options.lateness),
+        "accounting": options.accounting,
+        "seed": options.seed,
+    }
+    tables = _read_streams(files, on, time, whole=options.memory is not None)
+    found: list[tuple[JoinResult, float]] = []
+    skipped: dict[str, str] = {}
+    with _Steps(len(chosen)) as steps:
+        for i, policy in enumerate(chosen):
+            steps.at(i, str(policy))
+            try:
+                found.append(_timed(tables, policy, arguments, bool(options.output)))
+            except JoinweirError as error:
+                # Who names no policy wants those that can do this join; the others say why not.
+                if options.policy:
+                    raise
+                skipped[str(policy)] = str(error)
+    if not found:
+        raise JoinweirError(next(iter(skipped.values())))
+    found.sort(key=lambda pair: -pair[0].n_out)
+    if options.output:
+        _write_pairs(found[0][0], options.output)
+    if options.json:
+        _print_json(_comparison(found, files, options, skipped))
+    else:
+        _show_comparison(found, files, options, skipped)
+
+
+def _input_files(options: argparse.Namespace) -> list[str]:
+    if options.stream:
+        if options.left or options.right:
+            raise JoinweirError("give --left and --right, or --stream twice or more, not both")
+        if len(options.stream) < 2:
+            raise JoinweirError("give --stream twice or more")
+        return options.stream
+    for side in SIDES:
+        if not getattr(options, side):
+            raise JoinweirError(f"--{side} FILE is missing (or give --stream twice or more)")
+    return [options.left, options.right]
+
+
+def _read_streams(files: Sequence[str], on: list, time: Any, *, whole: bool) -> list[pa.Table]:
+    """The files' columns that the join needs; all of them if bytes count."""
+    tables = []
+    for s, file in enumerate(files):
+        names = []
+        for name, option in [*((n, "--on") for n in on), (time, "--time")]:
+            if isinstance(name, tuple) and len(name) != len(files):
+                raise JoinweirError(
+                    f"{option} {'='.join(name)} names {len(name)} columns for {len(files)} streams"
+                )
+            names.append(name[s] if isinstance(name, tuple) else name)
+        tables.append(_read_parquet(file, names, whole))
+    return tables
+
+
+def _read_parquet(file: str, names: Sequence[str], whole: bool) -> pa.Table:
+    if not Path(file).exists():
+        raise JoinweirError(f"{file}: no such file")
+    try:
+        data = ds.dataset(file, format="parquet", partitioning="hive")
+        if not data.files:
+            raise JoinweirError(f"{file}: a directory without Parquet files")
+        for name in names:
+            if name not in data.schema.names:
+                raise unknown(f"column of {file}", name, data.schema.names)
+        return data.to_table(columns=None if whole else list(dict.fromkeys(names)))
+    except pa.ArrowException as error:
+        raise JoinweirError(f"{file}: not readable as Parquet: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _timed(
+    tables: list[pa.Table], policy: Parameters, arguments: dict[str, Any], pairs: bool
+) -> tuple[JoinResult, float]:
+    _compile(policy, len(tables), arguments["order"], arguments["lateness"] is None)
+    begin = perf_counter()
+    try:
+        result = jw.simulate(tables, **arguments, policy=policy, pairs=pairs, shed=False)
+    except pa.ArrowException as error:
+        raise JoinweirError(f"cannot read the columns: {_first_line(error)}") from None
+    return result, perf_counter() - begin
+
+
+def _write_pairs(result: JoinResult, file: str) -> None:
+    names = (
+        [f"{side}_row" for side in SIDES]
+        if len(result.pairs) == 2
+        else [f"stream{i + 1}_row" for i in range(len(result.pairs))]
+    )
+    pq.write_table(pa.table(dict(zip(names, result.pairs))), file)
+
+
+def _comparison(found, files, options, skipped) -> dict[str, Any]:
+    first = found[0][0]
+    return {
+        "files": list(files),
+        "within": options.within,
+        "max_rows": options.max_rows,
+        "memory": options.memory,
+        "n_exact": first.n_exact,
+        "n_exact_error": first.n_exact_error,
+        "n_in": list(first.n_in),
+        "policies": [result.to_dict() | {"seconds": seconds} for result, seconds in found],
+        "skipped": skipped,
+        "output": options.output,
+    }
+
+
+def _show_comparison(found, files, options, skipped) -> None:
+    first = found[0][0]
+    streams_read = " and ".join(f"{n:,} rows of {f}" for n, f in zip(first.n_in, files))
+    print(f"{streams_read}, within {options.within}")
+    for name, what in (("n_null", "have a null key"), ("n_late", "are late")):
+        if any(getattr(first, name)):
+            print(f"{_numbers(getattr(first, name))} rows {what}")
+    if first.n_exact is None:
+        print("Exact join: not counted (--accounting off)")
+    elif first.n_exact_error:
+        print(f"Exact join: about {first.n_exact:,.0f} ± {first.n_exact_error:,.0f} results")
+    else:
+        print(f"Exact join: {first.n_exact:,} results")
+    if options.memory:
+        print(f"Memory: {options.memory} for rows, index, policy and accounting")
+    elif options.max_rows:
+        rows = options.max_rows if isinstance(options.max_rows, tuple) else (options.max_rows,)
+        print(f"Memory: {_numbers(rows)} rows")
+    columns = ("policy", "results", "recall", "shed", "not admitted", "held", "seconds")
+    table = _table(*columns, left=("policy",))
+    table.columns[0].no_wrap = True
+    for result, seconds in found:
+        table.add_row(
+            str(result.policy),
+            f"{result.n_out:,}",
+            _percent(result.recall),
+            f"{sum(result.n_evicted):,}",
+            f"{sum(result.n_refused):,}",
+            f"{sum(result.rows_held):,}",
+            f"{seconds:.2f}",
+        )
+    _console().print(table)
+    for name, reason in skipped.items():
+        print(f"left out {name}: {reason}")
+    if options.output:
+        print(f"{options.output}: {first.n_out:,} results")
+
+
+# --- bench -------------------------------------------------------------------------------------
+def _bench_engine(options: argparse.Namespace) -> None:
+    rows = options.rows or (bench.QUICK_ROWS if options.quick else bench.ROWS)
+    arrivals = options.arrivals or (bench.QUICK_ARRIVALS if options.quick else bench.ARRIVALS)
+    with _Steps(1.0) as steps:
+        timings = bench.time_engine(
+            options.policy,
+            rows,
+            arrivals=arrivals,
+            pairs_up_to=options.pairs_up_to,
+            progress=lambda text, done: steps.at(done, text),
+        )
+    growth = bench.growth(timings)
+    if options.json:
+        parameters = {
+            "domain": bench.DOMAIN,
+            "skew": bench.SKEW,
+            "share": bench.SHARE,
+            "rows": list(rows),
+            "arrivals": arrivals,
+            "pairs_up_to": options.pairs_up_to,
+            "max_pairs": bench.MAX_PAIRS,
+            "slices": bench.SLICES,
+        }
+        _print_json(
+            {
+                "machine": bench.machine() | {"joinweir": jw.__version__},
+                "parameters": parameters,
+                "rows": [t.to_dict() for t in timings],
+                "growth": growth,
+            }
+        )
+        return
+    _show_timings(timings, growth, arrivals)
+
+
+def _show_timings(timings: list[bench.Timing], growth: dict, arrivals: int) -> None:
+    found = bench.machine()
+    print(
+        f"{found['cores']} cores ({found['processor']}), Python {found['python']}, "
+        f"numba {found['numba']}\n"
+        f"Zipf {bench.SKEW} over {bench.DOMAIN:,} keys; B rows held, {bench.SHARE:.0%} of the "
+        f"window; one window to warm up, then {arrivals:,} arrivals, best of {bench.SLICES} slices"
+    )
+    columns = ("policy", "B", "results", "ns per arrival", "M arrivals/s", "matches/arrival")
+    table = _table(*columns, "time / full", left=("policy", "results"))
+    table.columns[0].no_wrap = True
+    short = []
+    for t, following in zip(timings, [*timings[1:], None]):
+        mark = ""
+        if t.warmed < t.window or t.arrivals < arrivals:
+            short.append(t)
+            mark = " *"
+        table.add_row(
+            t.policy + mark,
+            f"{t.rows:,}",
+            "written" if t.pairs else "counted",
+            f"{t.ns_per_arrival:,.0f}",
+            f"{1e3 / t.ns_per_arrival:.2f}",
+            f"{t.matches_per_arrival:,.2f}",
+            f"{t.ratio_to_full:.2f}",
+            end_section=following is not None and following.rows != t.rows,
+        )
+    _console().print(table)
+    for t in short:
+        how = "written" if t.pairs else "counted"
+        print(
+            f"* {t.policy}, B = {t.rows:,}, {how}: {t.arrivals:,} arrivals timed after "
+            f"{t.warmed:,} of {t.window:,} to warm up"
+        )
+    if growth:
+        print("\nTime per arrival as B grows, results counted:")
+        table = _table("policy", "B from", "to", "time", left=("policy",))
+        table.columns[0].no_wrap = True
+        for name, g in growth.items():
+            table.add_row(name, f"{g['from_rows']:,}", f"{g['to_rows']:,}", f"× {g['ratio']:.2f}")
+        _console().print(table)
+
+
+# --- demo --------------------------------------------------------------------------------------
+DEMO_POLICIES = ("full", "fifo", "rand", "prob", "gdj")
+DEMO_ROWS, DEMO_KEYS, DEMO_WITHIN, DEMO_SHARE = 20_000, 1000, 1000, 0.10
+DEMO_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Situation:
+    """Two streams to show, and what there is to say about them."""
+
+    title: str
+    about: str
+    why: dict[str, str]  # policy → why it does as it does here
+    make: Callable[[], Any]
+
+
+DEMO = (
+    _Situation(
+        "Popular keys stay popular",
+        "Some keys come far more often than others, always the same ones, and the streams are "
+        "otherwise independent. Think of orders and price changes of a shop's articles.",
+        {
+            "prob": "it counts keys and forgets the rows whose key is rare on the other side",
+            "gdj": "it keeps rows that have matched before, and has to find them out first",
+            "fifo": "the oldest row is as likely to match as any other",
+        },
+        lambda: streams.zipf_pair(DEMO_ROWS, domain=DEMO_KEYS, skew=0.9, seed=1),
+    ),
+    _Situation(
+        "Keys come in bursts, on both streams at once",
+        "A key that was seen a moment ago, on either stream, is likely to come again soon; later "
+        "it is quiet. Think of page views and clicks of the visitors who are there now.",
+        {
+            "gdj": "it sees from recent matches which keys are active now",
+            "fifo": "the oldest row belongs to a burst that is probably over",
+            "prob": "its counts say which keys were popular so far, not which are now",
+        },
+        lambda: streams.copy_pair(DEMO_ROWS, domain=DEMO_KEYS, shared=True, seed=1),
+    ),
+)
+ADVICE = (
+    "Which to choose: prob if popular keys stay popular; gdj if both streams turn to the same "
+    "keys for a while, or if you do not know; fifo and rand only as a yardstick."
+)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    if options.html:
+        report.require_plotly()
+        _check_output(options.html)
+    shown = []
+    with _Steps(len(DEMO_POLICIES) + len(DEMO)) as steps:
+        for i, name in enumerate(DEMO_POLICIES):
+            steps.at(i, f"getting {name} ready (compiled on first use)")
+            _compile(read_policy(name))
+        for i, situation in enumerate(DEMO):
+            steps.at(len(DEMO_POLICIES) + i, situation.title)
+            shown.append(_show_situation(situation, curves=bool(options.html)))
+    if options.html:
+        Path(options.html).write_text(_demo_page(shown), encoding="utf-8")
+    if options.json:
+        _print_json({"situations": shown, "advice": ADVICE, "html": options.html})
+        return
+    print(_demo_introduction(shown))
+    for i, found in enumerate(shown, 1):
+        print(f"\n{i}. {found['title']}\n\n{_filled(found['about'], 3)}")
+        print(_filled(f"The exact join has {found['n_exact']:,} results.", 3))
+        _console().print(_recall_table(found["policies"]))
+        for line in found["lost"]:
+            print(_filled(line, 3))
+    print(f"\n{_filled(ADVICE)}")
+    if options.html:
+        print(f"\nThe same with charts: {options.html}")
+    print(
+        "\nTry it on your own streams:  joinweir simulate --help\n"
+        "What the policies do:        joinweir policies\n"
+        "Streams to play with:        joinweir generate --list"
+    )
+
+
+def _show_situation(situation: _Situation, *, curves: bool) -> dict[str, Any]:
+    left, right = situation.make()
+
+    def run(policy: str, max_rows: int) -> JoinResult:
+        return jw.simulate(
+            left,
+            right,
+            on="key",
+            time="ts",
+            within=DEMO_WITHIN,
+            max_rows=max_rows,
+            policy=policy,
+            pairs=False,
+            shed=False,
+        )
+
+    needed = sum(run("full", 2).rows_held)
+    budget = round(DEMO_SHARE * needed)
+    results = sorted((run(name, budget) for name in DEMO_POLICIES), key=lambda r: -r.n_out)
+    found = {
+        "title": situation.title,
+        "about": situation.about,
+        "rows": [int(left["ts"].size), int(right["ts"].size)],
+        "within": DEMO_WITHIN,
+        "rows_needed": needed,
+        "max_rows": budget,
+        "n_exact": results[0].n_exact,
+        "policies": [r.to_dict() | {"summary": definition(r.policy.name).summary} for r in results],
+        "lost": list(_losses(situation, results)),
+    }
+    if curves:
+        found["curves"] = {
+            name: [(share, run(name, round(share * needed)).recall) for share in DEMO_SHARES]
+            for name in (str(r.policy) for r in results)
+            if definition(name).bounded
+        }
+    return found
+
+
+def _losses(situation: _Situation, results: Sequence[JoinResult]) -> Iterator[str]:
+    """What each policy lost and why, best first."""
+    for r in results:
+        reason = situation.why.get(r.policy.name)
+        if reason:
+            yield (
+                f"{r.policy} forgot {r.n_shed / sum(r.n_in):.1%} of the rows early and lost "
+                f"{1 - r.recall:.1%} of the results: {reason}."
+            )
+
+
+def _demo_introduction(shown: Sequence[dict[str, Any]]) -> str:
+    first = shown[0]
+    return _filled(
+        "Two endless streams are joined: a row of one matches each row of the other that has the "
+        f"same key and came less than {first['within']:,} ticks earlier or later. Each stream "
+        f"brings one row a tick, so the exact join has to remember {first['rows_needed']:,} rows "
+        f"all the time. Here there is memory for {first['max_rows']:,}, or {DEMO_SHARE:.0%}. So "
+        "rows must be forgotten before their time, and each result that they would still have "
+        "produced is lost. A policy decides which row goes; recall is the share of the exact "
+        "join's results that is left."
+    )
+
+
+def _filled(text: str, indent: int = 0) -> str:
+    """Text in lines of at most 88 characters."""
+    margin = " " * indent
+    return textwrap.fill(text, 88, initial_indent=margin, subsequent_indent=margin)
+
+
+def _recall_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table(
+        "policy",
+        "recall",
+        "",
+        "results",
+        "rows shed",
+        "what goes",
+        left=("policy", "", "what goes"),
+    )
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
+    for row in rows:
+        filled = round(20 * min(1.0, row["recall"]))
+        table.add_row(
+            row["policy"],
+            _percent(row["recall"]),
+            "█" * filled + "░" * (20 - filled),
+            f"{row['n_out']:,}",
+            f"{sum(row['rows_held']):,}",
+            f"{row['n_shed']:,}",
+            row["summary"],
+        )
+    return table
+
+
+def _demo_page(shown: Sequence[dict[str, Any]]) -> str:
+    parts = [report.paragraph(" ".join(_demo_introduction(shown).split()))]
+    for i, found in enumerate(shown):
+        parts += [
+            report.heading(f"{i + 1}. {found['title']}"),
+            report.paragraph(found["about"]),
+            report.paragraph(
+                f"The exact join has {found['n_exact']:,} results. With {DEMO_SHARE:.0%} of the "
+                "memory that it needs:"
+            ),
+            report.recall_table(found["policies"]),
+            *(report.paragraph(line) for line in found["lost"]),
+            report.paragraph("With less or more memory:"),
+            report.recall_chart(found["curves"], first=i == 0),
+        ]
+    parts += [report.heading("Which to choose"), report.paragraph(ADVICE)]
+    return report.page("What a memory limit costs a stream join", parts)

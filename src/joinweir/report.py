@@ -1,0 +1,138 @@
+"""Pages that show results: self-contained HTML that needs no network, all with one look.
+
+plotly draws; it is imported when a page is made, not before.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .errors import JoinweirError
+
+# One colour a policy wherever it is drawn (Okabe and Ito's palette, which the colour-blind can
+# tell apart); policies beyond these take the rest in turn.
+COLOURS = {
+    "full": "#000000",
+    "fifo": "#e69f00",
+    "rand": "#999999",
+    "prob": "#0072b2",
+    "gdj": "#d55e00",
+}
+OTHER_COLOURS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6d1f", "#7a5195", "#2f4b7c")
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c; background: #fff; margin: 0 auto;
+       max-width: 58rem; padding: 1rem 1.2rem 4rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; margin: 1rem 0; width: 100%; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }
+th { border-bottom: 2px solid #888; } td.n, th.n { text-align: right; white-space: nowrap; }
+.bar { background: #e8e8e8; width: 9rem; height: .8rem; } .bar div { height: 100%; }
+.chart { height: 26rem; } code { background: #f1f1f1; padding: .1rem .3rem; }
+"""
+
+
+def require_plotly() -> None:
+    """Say how to get plotly if it is not there, before any work is done for a page."""
+    try:
+        import plotly.graph_objects  # noqa: F401
+    except ImportError:
+        raise JoinweirError(
+            "a page needs plotly, which is not installed; run: pip install 'joinweir[report]'"
+        ) from None
+
+
+def colour(name: str, others: Sequence[str] = ()) -> str:
+    """A policy's colour; `others` are the names among which it takes its turn."""
+    plain = name.partition(":")[0]
+    if name in COLOURS or (plain in COLOURS and name not in others):
+        return COLOURS[plain]
+    rest = [other for other in others if other not in COLOURS]
+    place = rest.index(name) if name in rest else 0
+    return OTHER_COLOURS[place % len(OTHER_COLOURS)]
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """A whole page of parts that are HTML already."""
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def paragraph(text: str) -> str:
+    """Plain text as a paragraph."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def heading(text: str) -> str:
+    """A heading below the page's title."""
+    return f"<h2>{html.escape(text)}</h2>"
+
+
+def recall_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Policies with their results and a bar for recall, in the order given.
+
+    A row has ``policy``, ``summary``, ``n_out``, ``recall``, ``rows_held`` and ``n_shed``.
+    """
+    names = [row["policy"] for row in rows]
+    lines = [
+        "<table>",
+        '<tr><th>policy</th><th>what goes</th><th class="n">results</th>'
+        '<th class="n">recall</th><th></th><th class="n">rows held</th><th class="n">rows shed</th></tr>',
+    ]
+    for row in rows:
+        share = min(1.0, max(0.0, row["recall"]))
+        fill = f"width:{share:.1%};background:{colour(row['policy'], names)}"
+        lines.append(
+            f"<tr><td><code>{html.escape(row['policy'])}</code></td>"
+            f"<td>{html.escape(row['summary'])}</td>"
+            f'<td class="n">{row["n_out"]:,}</td><td class="n">{row["recall"]:.1%}</td>'
+            f'<td><div class="bar"><div style="{fill}"></div></div></td>'
+            f'<td class="n">{sum(row["rows_held"]):,}</td>'
+            f'<td class="n">{row["n_shed"]:,}</td></tr>'
+        )
+    return "\n".join([*lines, "</table>"])
+
+
+def recall_chart(curves: Mapping[str, Sequence[tuple[float, float]]], *, first: bool) -> str:
+    """Recall over memory, a line a policy; the `first` chart of a page carries the library.
+
+    `curves` has points (share of the exact join's memory, recall).
+    """
+    require_plotly()
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, points in curves.items():
+        figure.add_trace(
+            go.Scatter(
+                x=[share for share, _ in points],
+                y=[recall for _, recall in points],
+                name=name,
+                mode="lines+markers",
+                line={"color": colour(name, list(curves))},
+                hovertemplate="%{x:.0%} of the memory: %{y:.1%} of the results",
+            )
+        )
+    figure.update_layout(
+        template="simple_white",
+        margin={"l": 60, "r": 10, "t": 10, "b": 50},
+        xaxis={"title": {"text": "memory, of what the exact join needs"}, "tickformat": ".0%"},
+        yaxis={"title": {"text": "recall"}, "tickformat": ".0%", "range": [0, 1.03]},
+        legend={"title": {"text": "policy"}},
+        hovermode="x unified",
+    )
+    drawn = figure.to_html(
+        full_html=False,
+        include_plotlyjs=first,
+        include_mathjax=False,
+        default_height="26rem",
+        config={"displaylogo": False},
+    )
+    return f'<div class="chart">{drawn}</div>'
