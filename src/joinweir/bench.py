@@ -15,6 +15,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -228,7 +229,7 @@ def _time_policy(
         cuts = np.linspace(at, at + n, SLICES + 1).astype(int).tolist()
         best = min(
             _seconds(state, stream, start, stop, piece, pairs) / (stop - start)
-            for start, stop in zip(cuts[:-1], cuts[1:])
+            for start, stop in pairwise(cuts)
         )
         at += n
         matches = (int(state.store.reg[L.N_OUT]) - before) / n

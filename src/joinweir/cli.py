@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import re
+import subprocess
 import sys
 import textwrap
 import threading
@@ -330,10 +331,13 @@ def _window(text: str) -> Any:
     kind, colon, amount = text.partition(":")
     if not colon:
         return _several(_length)(text)
-    if kind.strip() == "rows":
-        return jw.rows(_length(amount))
-    if kind.strip() == "landmark":
-        return jw.landmark(_length(amount))
+    try:
+        if kind.strip() == "rows":
+            return jw.rows(_length(amount))
+        if kind.strip() == "landmark":
+            return jw.landmark(_length(amount))
+    except JoinweirError as error:
+        raise JoinweirError(f"--within {text}: {error}") from None
     raise unknown("window of --within", kind.strip(), ("rows:N", "landmark:LENGTH"))
 
 
@@ -412,8 +416,70 @@ class _Steps:
             self.bar.update(self.task, completed=done, description=text)
 
 
-def _compile(policy: Parameters, k: int = 2, order: str = "probe_first", ordered: bool = True):
-    """Compile a policy, or load what an earlier process has compiled: not to be timed."""
+# --- compiling ---------------------------------------------------------------------------------
+SLOW_TO_COMPILE = 2.0  # seconds; loading compiled code from disk takes a tenth of that
+
+
+class _Ready:
+    """Gets policies ready: loads or compiles their code, so that it is not timed with the join.
+
+    A policy takes 5 to 13 s to compile, once a machine. When the first shows that nothing is
+    compiled yet, the last of the others are left to processes beside this one, as many as there
+    are cores; they put the code where this process finds it.
+    """
+
+    def __init__(self, policies: Sequence[Parameters], k: int = 2, **how: Any) -> None:
+        self.policies, self.k, self.how = list(policies), k, how
+        self.beside: dict[Parameters, subprocess.Popen] = {}
+
+    def __enter__(self) -> _Ready:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for process in set(self.beside.values()):
+            process.kill()
+            process.wait()
+
+    def get(self, policy: Parameters) -> None:
+        """Return when the policy can run without compiling."""
+        if policy in self.beside:
+            self.beside[policy].wait()
+        begin = perf_counter()
+        _compile(policy, self.k, **self.how)
+        if policy == self.policies[0] and perf_counter() - begin > SLOW_TO_COMPILE:
+            self._start_others()
+
+    def _start_others(self) -> None:
+        others = self.policies[1:]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        own = -(-len(others) // max(1, cores))
+        helpers = min(cores - 1, len(others) - own)
+        for i in range(helpers):
+            share = others[own + i :: helpers]
+            process = subprocess.Popen(
+                [sys.executable, "-c", "from joinweir import cli; cli.compile_for_another()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(jw.__file__).parents[1],
+                start_new_session=True,  # Ctrl-C is for this process, which ends the others
+            )
+            told = {"policies": [str(p) for p in share], "k": self.k, "how": self.how}
+            with contextlib.suppress(OSError):  # it failed to start: then compiled here
+                process.stdin.write(json.dumps(told).encode())
+                process.stdin.close()
+            self.beside |= dict.fromkeys(share, process)
+
+
+def compile_for_another() -> None:
+    """In a process beside a command: compile what stdin says."""
+    told = json.load(sys.stdin)
+    for text in told["policies"]:
+        with contextlib.suppress(JoinweirError):  # the command itself will meet it
+            _compile(read_policy(text), told["k"], **told["how"])
+
+
+def _compile(policy: Parameters, k: int, order: str = "probe_first", ordered: bool = True) -> None:
     config = JoinConfig(
         policy,
         lifetimes=(1,) * k,
@@ -612,10 +678,12 @@ def _simulate(options: argparse.Namespace) -> None:
     tables = _read_streams(files, on, time, whole=options.memory is not None)
     found: list[tuple[JoinResult, float]] = []
     skipped: dict[str, str] = {}
-    with _Steps(len(chosen)) as steps:
+    how = {"order": options.order, "ordered": options.lateness is None}
+    with _Steps(len(chosen)) as steps, _Ready(chosen, len(tables), **how) as ready:
         for i, policy in enumerate(chosen):
             steps.at(i, str(policy))
             try:
+                ready.get(policy)
                 found.append(_timed(tables, policy, arguments, bool(options.output)))
             except JoinweirError as error:
                 # Who names no policy wants those that can do this join; the others say why not.
@@ -683,7 +751,6 @@ def _first_line(error: Exception) -> str:
 def _timed(
     tables: list[pa.Table], policy: Parameters, arguments: dict[str, Any], pairs: bool
 ) -> tuple[JoinResult, float]:
-    _compile(policy, len(tables), arguments["order"], arguments["lateness"] is None)
     begin = perf_counter()
     try:
         result = jw.simulate(tables, **arguments, policy=policy, pairs=pairs, shed=False)
@@ -835,7 +902,7 @@ def _show_timings(timings: list[bench.Timing], growth: dict, arrivals: int) -> N
 
 
 # --- demo --------------------------------------------------------------------------------------
-DEMO_POLICIES = ("full", "fifo", "rand", "prob", "gdj")
+DEMO_POLICIES = ("full", "fifo", "prob", "gdj", "rand")  # so two cores compile equally long
 DEMO_ROWS, DEMO_KEYS, DEMO_WITHIN, DEMO_SHARE = 20_000, 1000, 1000, 0.10
 DEMO_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -885,10 +952,11 @@ def _demo(options: argparse.Namespace) -> None:
         report.require_plotly()
         _check_output(options.html)
     shown = []
-    with _Steps(len(DEMO_POLICIES) + len(DEMO)) as steps:
-        for i, name in enumerate(DEMO_POLICIES):
-            steps.at(i, f"getting {name} ready (compiled on first use)")
-            _compile(read_policy(name))
+    policies = [read_policy(name) for name in DEMO_POLICIES]
+    with _Steps(len(DEMO_POLICIES) + len(DEMO)) as steps, _Ready(policies) as ready:
+        for i, policy in enumerate(policies):
+            steps.at(i, f"getting {policy} ready (compiled on first use)")
+            ready.get(policy)
         for i, situation in enumerate(DEMO):
             steps.at(len(DEMO_POLICIES) + i, situation.title)
             shown.append(_show_situation(situation, curves=bool(options.html)))

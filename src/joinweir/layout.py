@@ -144,7 +144,7 @@ class Store(NamedTuple):
     pool: np.ndarray  # POOL[pools]
     expiry: np.ndarray  # ENDS[k] lists of held rows
     logs: np.ndarray  # ENDS[k] lists of logged arrivals
-    table: np.ndarray  # PLACE[2 * groups]
+    table: np.ndarray  # PLACE[a power of two >= 1.5 * groups]
     group: np.ndarray  # GROUP[groups]
     cell: np.ndarray  # CELL[groups * k]
     chain: np.ndarray  # CHAIN[groups * k] when rows may come out of order

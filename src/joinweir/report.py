@@ -84,7 +84,8 @@ def recall_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "<table>",
         '<tr><th>policy</th><th>what goes</th><th class="n">results</th>'
-        '<th class="n">recall</th><th></th><th class="n">rows held</th><th class="n">rows shed</th></tr>',
+        '<th class="n">recall</th><th></th><th class="n">rows held</th>'
+        '<th class="n">rows shed</th></tr>',
     ]
     for row in rows:
         share = min(1.0, max(0.0, row["recall"]))

@@ -623,7 +623,8 @@ def policy_bytes_per_row(config: JoinConfig) -> int:
         )
         return _nbytes(made)
 
-    return -(-(size(2048) - size(1024)) // 1024)
+    # Just above a power of two, where arrays that round up are twice as large as needed.
+    return -(-(size(4097) - size(1)) // 4096)
 
 
 def _nbytes(part: Any) -> int:

@@ -23,7 +23,8 @@ from .errors import JoinweirError, StateError
 from .policies import Parameters, Sizes, definition
 from .structures import grown, mix, power_of_two
 
-CHUNK = 1 << 16  # rows between two looks at the room left in the arrays
+CHUNK = 1 << 16  # rows between two looks at the room left in the arrays; fewer in a small join,
+LEAST_CHUNK = 1 << 12  # since arrays have room for a chunk more than they hold
 UNBOUNDED = 1 << 62
 GHOST_ROWS = 1024  # a ghost that tunes a policy holds about this many rows, if the join holds more
 _HEADER = struct.Struct("<6sHIQ32s")  # magic, version, crc32, length, config digest
@@ -125,6 +126,7 @@ class JoinState:
         self.choices: tuple[Parameters, ...] = ()
         if self.definition.alternatives:
             self.choices = self.definition.alternatives(config.policy)
+        self.least_size = UNBOUNDED  # of all rows so far
         self.bounded = self.definition.bounded and config.capacity is not None
         self.store = _new_store(config, self.bounded)
         if self.choices:
@@ -163,7 +165,8 @@ class JoinState:
         )
 
     def _end_of_chunk(self, batch: L.Batch, start: int) -> int:
-        stop = min(start + CHUNK, batch.ts.size)
+        chunk = min(CHUNK, max(LEAST_CHUNK, int(self.store.slot.size)))
+        stop = min(start + chunk, batch.ts.size)
         if self.ghosts:  # the next tuning falls on a number of arrivals, however batches are cut
             due = self._tuning_interval() - int(self.store.reg[L.N_ARRIVALS]) % (
                 self._tuning_interval()
@@ -180,7 +183,7 @@ class JoinState:
                 f"order={self.config.order!r}: an instant must come whole; "
                 f"time {part.ts[0]} was processed already"
             )
-        self._make_room(n)
+        self._make_room(n, int(part.size.min()))
         tuned_before = int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval()
         lost = np.empty((n + int(self.store.reg[L.N_SLOTS]) if shed else 0, 4), np.int64)
         found, losses = [], []
@@ -212,16 +215,25 @@ class JoinState:
     def _fresh_policy_state(self):
         return self.definition.init(self.params, self._sizes(), self.config.groups_match_as_one)
 
-    def _make_room(self, n: int) -> None:
+    def _make_room(self, n: int, least_size: int = 1) -> None:
+        """Arrays large enough for n more rows, but not larger than the budget can ever fill."""
         store = self.store
         reg = store.reg
-        slots = int(reg[L.N_SLOTS]) + n
-        if self.bounded and self.config.unit == "rows":
-            slots = min(slots, int(store.pool["cap"].sum()))
-        groups = int(reg[L.N_GROUPS]) + n
+        self.least_size = min(self.least_size, max(1, least_size))
+        most = UNBOUNDED
+        if self.bounded:
+            most = int(store.pool["cap"].sum()) // (
+                1 if self.config.unit == "rows" else self.least_size
+            )
+        slots = min(int(reg[L.N_SLOTS]) + n, most)
         log = int(reg[L.N_LOG]) + n if reg[L.KEEP_LOG] else 0
+        # A key is known while a row of it is held, logged or remembered, or being processed.
+        remembered = min(int(reg[L.N_IDLE]) + n, int(reg[L.MAX_IDLE]) + 1)
+        arriving = 1 if self.config.order == "probe_first" else n
+        keys_most = most + log + int(reg[L.MAX_IDLE]) + 1 + arriving
+        groups = min(int(reg[L.N_GROUPS]) + n, slots + log + remembered + arriving)
         if slots > store.slot.size or groups > store.group.size or log > store.log.size:
-            self.store = _grown_store(store, slots, groups, log)
+            self.store = _grown_store(store, slots, groups, log, most, keys_most)
             grow = self.definition.grow or grown
             self.policy_state = grow(self.policy_state, self._fresh_policy_state())
         if self.definition.before_batch:
@@ -389,15 +401,20 @@ def make_batch(
 
 
 # --- allocation ----------------------------------------------------------------------------------
-# What one row, key and logged arrival cost in a budget in bytes: their records, the key's two
-# places in the index included.
-LOG_ENTRY_BYTES = L.LOGGED.itemsize + L.GROUP.itemsize + 2 * L.PLACE.itemsize + L.CELL.itemsize
+def index_places(keys: int) -> int:
+    """Places of the key index: a power of two that is at most 2/3 full."""
+    return power_of_two(keys + keys // 2)
+
+
+# What one row, key and logged arrival cost in a budget in bytes: their records, and at most three
+# places in the key index.
+KEY_BYTES = L.GROUP.itemsize + 3 * L.PLACE.itemsize
+LOG_ENTRY_BYTES = L.LOGGED.itemsize + KEY_BYTES + L.CELL.itemsize
 
 
 def index_bytes_per_row(streams: int) -> int:
     """Bytes of the engine's own records per held row that has a key of its own."""
-    key = L.GROUP.itemsize + streams * L.CELL.itemsize + 2 * L.PLACE.itemsize
-    return L.SLOT.itemsize + key
+    return L.SLOT.itemsize + KEY_BYTES + streams * L.CELL.itemsize
 
 
 def with_free_list(kind: np.dtype, n: int, link: str) -> np.ndarray:
@@ -448,7 +465,7 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     side["sketch_span"] = np.maximum(1, -(-side["lifetime"] // max(1, panes - 1)))
     pool = np.zeros(max(config.pools) + 1, L.POOL)
     pool["cap"] = config.capacity if bounded else UNBOUNDED
-    table = np.zeros(2 * n, L.PLACE)
+    table = np.zeros(index_places(n), L.PLACE)
     table["group"] = L.NIL
     group = with_free_list(L.GROUP, n, "following")
     group["idle"] = 1
@@ -490,21 +507,22 @@ def with_more_free(records: np.ndarray, n: int, link: str, reg: np.ndarray, head
     return grown
 
 
-def _grown_store(store: L.Store, slots: int, groups: int, log: int) -> L.Store:
+def _grown_store(store: L.Store, slots, groups, log, most, keys_most) -> L.Store:
+    """More room: twice as much, but never more than `most` rows and `keys_most` keys can take."""
     changes: dict[str, np.ndarray] = {}
     reg = store.reg
     if slots > store.slot.size:
-        n = power_of_two(slots)
+        n = min(power_of_two(slots), max(most, store.slot.size))
         changes["slot"] = with_more_free(store.slot, n, "enext", reg, L.FREE_SLOT)
     if log > store.log.size:
         n = power_of_two(log)
         changes["log"] = with_more_free(store.log, n, "enext", reg, L.FREE_LOG)
     if groups > store.group.size:
-        n = power_of_two(groups)
+        n = min(power_of_two(groups), max(keys_most, groups))
         k = int(reg[L.N_STREAMS])
         group = with_more_free(store.group, n, "following", reg, L.FREE_GROUP)
         group["idle"][store.group.size :] = 1
-        table = np.zeros(2 * n, L.PLACE)
+        table = np.zeros(index_places(n), L.PLACE)
         table["group"] = L.NIL
         rehash(store.table, table)
         changes |= {"group": group, "table": table, "cell": larger(store.cell, n * k)}

@@ -603,7 +603,7 @@ def widen_credits(C: Credits, low: int, n: int) -> Credits:
     need = span + n + 4 * PAGE
     if need <= ring:
         return C
-    wider = power_of_two(2 * need)
+    wider = power_of_two(need)
     fine = np.zeros((C.fine.shape[0], wider), np.int32)
     for p in np.flatnonzero(filled):
         top = int(C.pool[p]["top"])

@@ -13,7 +13,15 @@ from .errors import JoinweirError, unknown
 from .metrics import recall as recall_of
 from .policies import Parameters, Sizes, definition, policy_names, read_policy
 from .simulation import ALLOCATIONS, Shed, split_budget, whole_number
-from .state import UNBOUNDED, empty_lists, larger, rehash, with_free_list, with_more_free
+from .state import (
+    UNBOUNDED,
+    empty_lists,
+    index_places,
+    larger,
+    rehash,
+    with_free_list,
+    with_more_free,
+)
 from .structures import grown, power_of_two
 from .tables import read_keys, read_times
 from .units import time_length
@@ -292,7 +300,7 @@ class _Runner:
         side["pool"] = pools
         pool = np.zeros(int(pools.max()) + 1, L.POOL)
         pool["cap"] = self.capacity if self.capacity is not None else UNBOUNDED
-        table = np.zeros(2 * n, L.PLACE)
+        table = np.zeros(index_places(n), L.PLACE)
         table["group"] = L.NIL
         group = with_free_list(L.GROUP, n, "following")
         group["idle"] = 1
@@ -342,7 +350,7 @@ class _Runner:
             size = power_of_two(int(reg[L.N_GROUPS]) + n * self.links)
             group = with_more_free(store.group, size, "following", reg, L.FREE_GROUP)
             group["idle"][old:] = 1
-            table = np.zeros(2 * size, L.PLACE)
+            table = np.zeros(index_places(size), L.PLACE)
             table["group"] = L.NIL
             rehash(store.table, table)
             alive = larger(store.alive, size * self.positions)

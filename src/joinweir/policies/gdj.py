@@ -28,9 +28,9 @@ Deviations and choices where the paper is silent:
 
 Cost per arrival: methods 1 and 3, victim in O(log B): all rows of a key gain together, so a heap
 of keys and a small heap inside each suffice; the percentile is kept in a histogram (`Credits`) in
-which a key's rows move 128 credits at a time (O(1 + m / 128) for a key whose credits lie close, O(m)
-at worst, m = rows that gain). Method 2, the special cases, and joins whose rows come out of order
-or by instants: O((1 + m) log B) in a search tree.
+which a key's rows move 128 credits at a time (O(1 + m / 128) for a key whose credits lie close,
+O(m) at worst, m = rows that gain). Method 2, the special cases, and joins whose rows come out of
+order or by instants: O((1 + m) log B) in a search tree.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ..structures import (
     before,
     grow_tournament,
     new_tournament,
+    power_of_two,
     tournament_drop,
     tournament_set,
     tournament_winner,
@@ -44,7 +45,7 @@ class State(NamedTuple):
 
 def init(params: Params, sizes: Sizes, as_one: bool) -> State:
     """Empty state."""
-    return State(new_tournament(sizes.streams, sizes.groups))
+    return State(new_tournament(sizes.streams, power_of_two(sizes.groups)))
 
 
 def grow(old: State, fresh: State) -> State:
