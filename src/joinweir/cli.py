@@ -42,6 +42,7 @@ from .state import JoinConfig, JoinState
 
 BAD_INPUT, INTERRUPTED = 2, 130
 PROGRESS_AFTER = 1.0  # seconds
+LARGEST = 2**53  # whole number; a float such as 1e16 is not exact beyond
 PLAIN_WIDTH = 110  # columns of a table that goes to a file or a pipe
 
 
@@ -278,12 +279,13 @@ def _add_demo(commands: Any) -> None:
 def _whole(text: str) -> int:
     """A whole number; 1e6 and 1_000_000 are fine."""
     try:
-        return int(text)
+        number: float = int(text)
     except ValueError:
-        pass
-    number = _real(text)
+        number = _real(text)
     if not np.isfinite(number) or number != int(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if abs(number) > LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large")
     return int(number)
 
 
@@ -741,7 +743,8 @@ def _read_parquet(file: str, names: Sequence[str], whole: bool) -> pa.Table:
                 raise unknown(f"column of {file}", name, data.schema.names)
         return data.to_table(columns=None if whole else list(dict.fromkeys(names)))
     except pa.ArrowException as error:
-        raise JoinweirError(f"{file}: not readable as Parquet: {_first_line(error)}") from None
+        reason = _first_line(error).rpartition(": ")[2]  # Arrow tells what it was doing first
+        raise JoinweirError(f"{file}: not readable as Parquet: {reason}") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -825,7 +828,9 @@ def _show_comparison(found, files, options, skipped) -> None:
 # --- bench -------------------------------------------------------------------------------------
 def _bench_engine(options: argparse.Namespace) -> None:
     rows = options.rows or (bench.QUICK_ROWS if options.quick else bench.ROWS)
-    arrivals = options.arrivals or (bench.QUICK_ARRIVALS if options.quick else bench.ARRIVALS)
+    arrivals = bench.QUICK_ARRIVALS if options.quick else bench.ARRIVALS
+    if options.arrivals is not None:
+        arrivals = options.arrivals
     with _Steps(1.0) as steps:
         timings = bench.time_engine(
             options.policy,

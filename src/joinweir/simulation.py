@@ -583,8 +583,8 @@ def _sized_sketch(config: JoinConfig, memory: int) -> JoinConfig:
 
 def whole_number(value: Any, name: str) -> int:
     """A whole number of at least 1, or an error."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise JoinweirError(f"{name} must be a whole number >= 1, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= 2**31:
+        raise JoinweirError(f"{name} must be a whole number from 1 to 2**31, not {value!r}")
     return int(value)
 
 

@@ -73,8 +73,8 @@ def memory_bytes(amount: int | str) -> int:
         if not term or term[2] not in _BYTES:
             raise JoinweirError(f"cannot read {amount!r} as memory; write e.g. '256 MB'")
         amount = float(term[1]) * _BYTES[term[2]]
-    if amount < 1:
-        raise JoinweirError(f"memory must be at least 1 byte, not {amount}")
+    if not 1 <= amount <= 2**50:
+        raise JoinweirError(f"memory must be from 1 byte to 1,024 TB, not {amount} bytes")
     return int(amount)
 
 
