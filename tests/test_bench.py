@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,7 @@ def test_a_slow_policy_gets_less_warm_up_but_full_memory(monkeypatch) -> None:
     full, fifo = bench.time_engine(["fifo"], [400], arrivals=300, pairs_up_to=0)
     assert full.warmed == 4000  # the exact join always gets a whole window
     assert 400 <= fifo.warmed < 4000
+    assert not bench.growth([replace(fifo, rows=10), fifo])["fifo"]["whole_window"]
 
 
 def test_every_policy_of_the_registry_is_timed_by_default() -> None:

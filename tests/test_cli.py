@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,23 @@ def test_ctrl_c_ends_with_130_and_one_line(run, monkeypatch) -> None:
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(bench, "_warm_up", interrupted)
+    arguments = ("bench", "engine", "--policy", "fifo", "--rows", 50)
+    assert run(*arguments) == (130, "", "joinweir: interrupted\n")
+
+
+@pytest.mark.parametrize("compiler_fails", [True, False])
+def test_ctrl_c_that_falls_into_the_compiler_counts(run, monkeypatch, compiler_fails) -> None:
+    def compiling(*_: object) -> None:
+        @ctypes.CFUNCTYPE(None)
+        def callback() -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        callback()  # the exception is dropped here
+        if compiler_fails:
+            raise RuntimeError("no compiled object yet")
+        time.sleep(10)
+
+    monkeypatch.setattr(bench, "_warm_up", compiling)
     arguments = ("bench", "engine", "--policy", "fifo", "--rows", 50)
     assert run(*arguments) == (130, "", "joinweir: interrupted\n")
 
@@ -545,6 +564,12 @@ def test_the_demo_shows_each_policy_in_both_situations_best_first(demo) -> None:
 def test_the_demo_says_what_was_lost_and_why(demo) -> None:
     text = " ".join(demo.split())
     assert "prob forgot" in text and "of the results: it counts keys" in text
+
+
+def test_the_demos_table_has_what_its_heading_says(demo) -> None:
+    heading, _, full, *_ = demo[demo.index("policy   recall") :].splitlines()
+    assert heading.split() == ["policy", "recall", "results", "rows", "held", "rows", "shed"]
+    assert full.split()[-2:] == ["2,000", "0"]
 
 
 def _policies_shown(text: str) -> list[str]:

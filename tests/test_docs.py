@@ -21,6 +21,20 @@ def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
 
 
+def test_the_readmes_example_prints_what_the_readme_shows(capsys):
+    page = (DOCS.parent / "README.md").read_text()
+    example, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out == shown
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
 def test_the_example_of_adding_a_policy_passes_the_contract_and_runs(tmp_path):
     policy, use = code_blocks("adding-a-policy.md")
     (tmp_path / "newest.py").write_text(policy)

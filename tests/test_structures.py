@@ -113,7 +113,8 @@ def sides_of(pools):
 @given(
     st.lists(
         st.tuples(st.integers(0, 11), st.integers(0, 2), st.integers(0, 4), st.booleans()),
-        max_size=80,
+        min_size=60,
+        max_size=120,
     ),
     st.sampled_from([(0, 1, 2), (0, 0, 0), (0, 1, 1)]),
 )
@@ -158,7 +159,11 @@ def slots_of(rng, n):
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 15), st.integers(0, 2), st.integers(-3, 3)), max_size=100),
+    st.lists(
+        st.tuples(st.integers(0, 15), st.integers(0, 2), st.integers(-3, 3)),
+        min_size=80,
+        max_size=160,
+    ),
     st.integers(0, 9),
 )
 def test_pairing_heap_root_is_the_smallest_row_of_its_heap(steps, seed):
@@ -195,7 +200,11 @@ def test_pairing_heap_sorts():
 
 # --- Tree ---------------------------------------------------------------------------------------
 @given(
-    st.lists(st.tuples(st.integers(0, 19), st.integers(0, 1), st.integers(-4, 4)), max_size=120),
+    st.lists(
+        st.tuples(st.integers(0, 19), st.integers(0, 1), st.integers(-4, 4)),
+        min_size=80,
+        max_size=160,
+    ),
     st.integers(0, 9),
 )
 def test_tree_knows_ranks_and_the_row_at_a_rank(steps, seed):
@@ -254,7 +263,8 @@ def least_line(lines, t):
             st.integers(0, 6),
             st.integers(1, 40),
         ),
-        max_size=100,
+        min_size=60,
+        max_size=120,
     )
 )
 def test_tournament_winner_is_the_smallest_line_now(steps):
@@ -388,8 +398,8 @@ class CreditModel:
             st.integers(0, 5),
             st.integers(1, 150),
         ),
-        min_size=5,
-        max_size=60,
+        min_size=40,
+        max_size=80,
     )
 )
 def test_credits_find_percentiles_as_a_sorted_list_does(steps):

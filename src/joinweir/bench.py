@@ -1,4 +1,6 @@
-"""How fast the engine is: time per arrival, by policy and number of rows held.
+"""How fast the engine is, and how much of the exact join each policy keeps.
+
+Time per arrival, by policy and number of rows held:
 
 Two streams of Zipf keys (0.75 over a million) are interleaved at random, one arrival a tick. The
 window is ten times as long as the budget B, so that B is 10 % of what the exact join holds. A join
@@ -21,11 +23,14 @@ from typing import Any
 
 import numba
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from . import layout as L
 from . import streams
 from .errors import JoinweirError
 from .policies import Parameters, policy, policy_names, read_policy
+from .simulation import rows_in_window, simulate
 from .state import JoinConfig, JoinState, make_batch
 
 DOMAIN, SKEW = 1_000_000, 0.75
@@ -80,7 +85,7 @@ class Timing:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """What the figures were taken on, and its load: ask before, since timing is a load itself."""
     return {
         "cores": os.cpu_count(),
         "processor": _processor(),
@@ -88,6 +93,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numba": numba.__version__,
         "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -171,8 +177,12 @@ def time_engine(
     return timings
 
 
-def growth(timings: Iterable[Timing]) -> dict[str, dict[str, float]]:
-    """For each policy: time at its largest B over time at its smallest, results only counted."""
+def growth(timings: Iterable[Timing]) -> dict[str, dict[str, Any]]:
+    """For each policy: time at its largest B over time at its smallest, results only counted.
+
+    Without a ``whole_window`` to warm up there are fewer matches at the large B than there would
+    be, so the true ratio is higher.
+    """
     by_policy: dict[str, list[Timing]] = {}
     for timing in timings:
         if not timing.pairs:
@@ -185,7 +195,114 @@ def growth(timings: Iterable[Timing]) -> dict[str, dict[str, float]]:
                 "from_rows": small.rows,
                 "to_rows": large.rows,
                 "ratio": large.ns_per_arrival / small.ns_per_arrival,
+                "whole_window": all(t.warmed == t.window for t in (small, large)),
             }
+    return found
+
+
+# --- recall --------------------------------------------------------------------------------------
+RECALL_ROWS, RECALL_KEYS, RECALL_WINDOW = 40_000, 500, 1_000
+RECALL_SHARES = (0.05, 0.1, 0.2, 0.5)
+RECALL_POLICIES = (
+    "fifo",
+    "rand",
+    "age",
+    "lru",
+    "lfu",
+    "prob",
+    "prob:statistics=window",
+    "life:statistics=window",
+    "gdj",
+    "gdj:method=2",
+    "gdj:initial_rank=auto",
+)
+
+
+def recall_streams() -> dict[str, tuple]:
+    """Pairs of streams that differ in what there is to know about the future, by name."""
+    n, domain = RECALL_ROWS, RECALL_KEYS
+    return {
+        "same keys popular, independent": streams.zipf_pair(n, domain=domain, seed=1),
+        "other keys popular, independent": streams.zipf_pair(
+            n, domain=domain, correlation="inverse", seed=1
+        ),
+        "own bursts, independent": streams.gismo_pair(n, domain=domain, horizon=n, seed=1),
+        "own locality, independent": streams.copy_pair(n, domain=domain, seed=1),
+        "shared bursts": streams.gismo_pair(n, domain=domain, horizon=n, shared=True, seed=1),
+        "shared locality": streams.copy_pair(n, domain=domain, shared=True, seed=1),
+        "joint drift": streams.drift_pair(n, domain=domain, period=RECALL_WINDOW // 2, seed=1),
+        "joint random walk": streams.random_walk_pair(n, domain=domain, seed=1),
+    }
+
+
+# File, the two values of its `stream` column, window. Described in the data folder's README.
+REAL_STREAMS = {
+    "mathoverflow a2q × c2a, 14 days": ("mathoverflow.parquet", "a2q", "c2a", "14 days"),
+    "pnw_dewpoint R × S, 6 hours": ("pnw_dewpoint.parquet", "R", "S", "6 hours"),
+    "xetra × eurex, 10 minutes": ("xetra_eurex.parquet", "xetra", "eurex", "10 minutes"),
+    "online_retail sale × cancel, 7 days": ("online_retail.parquet", "sale", "cancel", "7 days"),
+}
+
+
+def real_streams(folder: str) -> tuple[dict[str, tuple], list[str]]:
+    """Pairs of real streams from a folder of Parquet files, and the names of absent files."""
+    found, absent = {}, []
+    for name, (file, left, right, within) in REAL_STREAMS.items():
+        path = os.path.join(folder, file)
+        if not os.path.exists(path):
+            absent.append(file)
+            continue
+        table = pq.read_table(path, columns=["ts", "key", "stream"])
+        sides = (table.filter(pc.equal(table["stream"], side)) for side in (left, right))
+        found[name] = (*sides, within)
+    return found, absent
+
+
+def measure_recall(
+    policies: Sequence[str] = RECALL_POLICIES,
+    shares: Sequence[float] = RECALL_SHARES,
+    *,
+    pairs: dict[str, tuple] | None = None,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Recall of every policy on every pair of streams, at several shares of the window's rows.
+
+    Returns
+    -------
+    list of dict
+        stream, share, policy, n_out, n_exact, recall; no clock enters, so always the same.
+    """
+    found = []
+    pairs = recall_streams() if pairs is None else pairs
+    for number, (name, (left, right, *window)) in enumerate(pairs.items()):
+        within = window[0] if window else RECALL_WINDOW
+        held = rows_in_window(left, right, time="ts", within=within)
+        for share in shares:
+            if progress:
+                done = (number + shares.index(share) / len(shares)) / len(pairs)
+                progress(f"{name}, {share:.0%}", done)
+            for chosen in policies:
+                result = simulate(
+                    left,
+                    right,
+                    on="key",
+                    time="ts",
+                    within=within,
+                    max_rows=tuple(max(1, round(share * n)) for n in held),
+                    policy=chosen,
+                    pairs=False,
+                    shed=False,
+                )
+                found.append(
+                    {
+                        "stream": name,
+                        "share": share,
+                        "policy": chosen,
+                        "n_out": result.n_out,
+                        "n_exact": result.n_exact,
+                        "recall": result.recall,
+                    }
+                )
     return found
 
 

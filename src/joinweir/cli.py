@@ -6,6 +6,7 @@ only if that is a terminal. Bad input ends with one line on stderr and exit code
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import contextlib
 import dataclasses
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -52,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         options = _parser().parse_args(argv)
-        options.run(options)
-        sys.stdout.flush()
+        with _no_interrupt_is_lost():
+            options.run(options)
+            sys.stdout.flush()
     except SystemExit as done:  # --help, --version
         return int(done.code or 0)
     except KeyboardInterrupt:
@@ -66,6 +69,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"joinweir: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT
     return 0
+
+
+@contextlib.contextmanager
+def _no_interrupt_is_lost() -> Iterator[None]:
+    """See to it that Ctrl-C while a policy is being compiled ends the program, and quietly.
+
+    Python drops exceptions in callbacks from LLVM, and reports them to a hook. After a dropped
+    interrupt the compiler either fails, or goes on as if nothing was; so it is sent again. The
+    compiler's half-made objects complain to the same hook when they are deleted.
+    """
+    usual, again, ending = sys.unraisablehook, [], False
+
+    def hook(dropped: Any) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            again.append(threading.Timer(0.05, _thread.interrupt_main))
+            again[-1].start()
+        elif not ending and not again:
+            usual(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if not again and not isinstance(error, KeyboardInterrupt):
+            raise
+        ending = True
+        traceback.clear_frames(error.__traceback__)
+        raise KeyboardInterrupt from None
+    finally:
+        for timer in again:
+            timer.cancel()
+            timer.join()
+        sys.unraisablehook = usual
 
 
 def _one_line(error: BaseException) -> str:
@@ -262,6 +298,29 @@ def _add_bench(commands: Any) -> None:
         default=bench.PAIRS_UP_TO,
         help="largest B at which results are also written out; default: %(default)s",
     )
+    kept = _command(
+        things,
+        "recall",
+        _bench_recall,
+        "compare how much of the exact join each policy keeps on made-up streams",
+        f" {bench.RECALL_ROWS:,} rows a stream over {bench.RECALL_KEYS} keys.",
+    )
+    kept.add_argument("--policy", metavar="P", nargs="+", action="extend")
+    kept.add_argument(
+        "--share",
+        metavar="S",
+        nargs="+",
+        type=_real,
+        help=f"of the window's rows held; default: {' '.join(map(str, bench.RECALL_SHARES))}",
+    )
+    kept.add_argument(
+        "--data",
+        metavar="DIR",
+        nargs="?",
+        const=os.environ.get("JOINWEIR_DATA", ""),
+        help="real streams from this folder instead; default: that named by JOINWEIR_DATA",
+    )
+    kept.add_argument("--markdown", action="store_true", help="print tables as in docs/choosing.md")
 
 
 def _add_demo(commands: Any) -> None:
@@ -368,7 +427,9 @@ def _table(*columns: str, left: Sequence[str] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in columns:
         text = name in left
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text)
+        table.add_column(
+            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
     return table
 
 
@@ -831,6 +892,7 @@ def _bench_engine(options: argparse.Namespace) -> None:
     arrivals = bench.QUICK_ARRIVALS if options.quick else bench.ARRIVALS
     if options.arrivals is not None:
         arrivals = options.arrivals
+    machine = bench.machine() | {"joinweir": jw.__version__}
     with _Steps(1.0) as steps:
         timings = bench.time_engine(
             options.policy,
@@ -853,27 +915,71 @@ def _bench_engine(options: argparse.Namespace) -> None:
         }
         _print_json(
             {
-                "machine": bench.machine() | {"joinweir": jw.__version__},
+                "machine": machine,
                 "parameters": parameters,
                 "rows": [t.to_dict() for t in timings],
                 "growth": growth,
             }
         )
         return
-    _show_timings(timings, growth, arrivals)
+    _show_timings(timings, growth, arrivals, machine)
 
 
-def _show_timings(timings: list[bench.Timing], growth: dict, arrivals: int) -> None:
-    found = bench.machine()
+def _bench_recall(options: argparse.Namespace) -> None:
+    policies = options.policy or list(bench.RECALL_POLICIES)
+    shares = options.share or list(bench.RECALL_SHARES)
+    for share in shares:
+        if not 0 < share <= 1:
+            raise JoinweirError(f"--share must be more than 0 and at most 1, not {share}")
+    pairs, absent = None, []
+    if options.data is not None:
+        pairs, absent = bench.real_streams(options.data)
+        for file in absent:
+            print(f"joinweir: {file} is not in {options.data!r}", file=sys.stderr)
+        if not pairs:
+            raise JoinweirError(
+                f"no data in {options.data!r}; set JOINWEIR_DATA or give --data DIR"
+            )
+    with _Steps(1.0) as steps:
+        found = bench.measure_recall(
+            policies, shares, pairs=pairs, progress=lambda text, done: steps.at(done, text)
+        )
+    if options.json:
+        _print_json({"rows": found, "absent": absent})
+        return
+    names = list(dict.fromkeys(row["stream"] for row in found))
+    for share in shares:
+        table = _table("stream", *policies, left=["stream"])
+        lines = [f"| stream | {' | '.join(policies)} |", "|---" * (1 + len(policies)) + "|"]
+        for name in names:
+            own = [r["recall"] for r in found if r["stream"] == name and r["share"] == share]
+            best = max(own)
+            table.add_row(name, *(f"{r:.3f}" for r in own))
+            marked = (f"**{r:.3f}**" if r == best else f"{r:.3f}" for r in own)
+            lines.append(f"| {name} | {' | '.join(marked)} |")
+        if options.markdown:
+            print(f"Memory for {share:.0%} of the window:\n", *lines, "", sep="\n")
+        else:
+            _console().print(f"memory for {share:.0%} of the window", table)
+
+
+def _show_timings(
+    timings: list[bench.Timing], growth: dict, arrivals: int, machine: dict[str, Any]
+) -> None:
     print(
-        f"{found['cores']} cores ({found['processor']}), Python {found['python']}, "
-        f"numba {found['numba']}\n"
+        f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
+        f"numba {machine['numba']}\n"
         f"Zipf {bench.SKEW} over {bench.DOMAIN:,} keys; B rows held, {bench.SHARE:.0%} of the "
         f"window; one window to warm up, then {arrivals:,} arrivals, best of {bench.SLICES} slices"
     )
-    columns = ("policy", "B", "results", "ns per arrival", "M arrivals/s", "matches/arrival")
-    table = _table(*columns, "time / full", left=("policy", "results"))
-    table.columns[0].no_wrap = True
+    if machine["load"] is not None and machine["load"] > machine["cores"] / 2:
+        print(
+            f"Other programs kept this machine busy (load {machine['load']} on {machine['cores']} "
+            "cores): the times are too long, and the ratios unsure."
+        )
+    numbers = ("ns per\narrival", "M arrivals\n/ second", "matches\n/ arrival", "time\n/ full")
+    table = _table("policy", "B", "results", *numbers, left=("policy", "results"))
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
     short = []
     for t, following in zip(timings, [*timings[1:], None]):
         mark = ""
@@ -902,7 +1008,9 @@ def _show_timings(timings: list[bench.Timing], growth: dict, arrivals: int) -> N
         table = _table("policy", "B from", "to", "time", left=("policy",))
         table.columns[0].no_wrap = True
         for name, g in growth.items():
-            table.add_row(name, f"{g['from_rows']:,}", f"{g['to_rows']:,}", f"× {g['ratio']:.2f}")
+            sign = "×" if g["whole_window"] else "more than ×"
+            amount = f"{sign} {g['ratio']:.2f}"
+            table.add_row(name, f"{g['from_rows']:,}", f"{g['to_rows']:,}", amount)
         _console().print(table)
 
 
@@ -970,7 +1078,9 @@ def _demo(options: argparse.Namespace) -> None:
     if options.json:
         _print_json({"situations": shown, "advice": ADVICE, "html": options.html})
         return
-    print(_demo_introduction(shown))
+    print(f"{_demo_introduction(shown)}\n")
+    for row in sorted(shown[0]["policies"], key=lambda row: row["policy"]):
+        print(f"   {row['policy']:<6}{row['summary']}")
     for i, found in enumerate(shown, 1):
         print(f"\n{i}. {found['title']}\n\n{_filled(found['about'], 3)}")
         print(_filled(f"The exact join has {found['n_exact']:,} results.", 3))
@@ -1057,15 +1167,7 @@ def _filled(text: str, indent: int = 0) -> str:
 
 
 def _recall_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table(
-        "policy",
-        "recall",
-        "",
-        "results",
-        "rows shed",
-        "what goes",
-        left=("policy", "", "what goes"),
-    )
+    table = _table("policy", "recall", "", "results", "rows held", "rows shed", left=("policy", ""))
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
     for row in rows:
         filled = round(20 * min(1.0, row["recall"]))
@@ -1076,7 +1178,6 @@ def _recall_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['n_out']:,}",
             f"{sum(row['rows_held']):,}",
             f"{row['n_shed']:,}",
-            row["summary"],
         )
     return table
 

@@ -168,7 +168,8 @@ def _support(value: object, epsilon: float | None = None) -> float:
     support = _real("support", value, lambda x: 0 < x <= 1, "above 0 and at most 1")
     if epsilon is not None and support <= epsilon:
         raise JoinweirError(
-            f"support must be above epsilon={epsilon:g}, not {value!r}; count with a smaller epsilon"
+            f"support must be above epsilon={epsilon:g}, not {value!r};"
+            " count with a smaller epsilon"
         )
     return support
 
@@ -225,7 +226,10 @@ def _model(model: object) -> tuple[np.ndarray, float, np.ndarray]:
                 f" probabilities, not {type(model).__name__}"
             )
         return np.empty(0), 1.0, _probabilities(model)
-    a = np.array(model.a, np.float64, ndmin=1)
+    try:
+        a = np.array(model.a, np.float64, ndmin=1)
+    except (TypeError, ValueError):
+        raise JoinweirError(f"model.a must be a 1-d array of numbers, not {model.a!r}") from None
     b = _real("model.b", model.b, lambda x: 0 <= x <= 1, "from 0 to 1")
     if a.ndim != 1 or not np.isfinite(a).all() or (a < 0).any() or abs(a.sum() + b - 1) > 1e-6:
         raise JoinweirError(f"model.a must be >= 0 and sum to 1 - b; it sums to {a.sum():g}, b={b}")
@@ -485,10 +489,7 @@ class LossyCounting:
         """
         support = _support(support, self.epsilon)
         key, f, delta = self.entries()
-        # As f >= sN - N//w for a frequent key; either form may be an ulp above the other.
-        least = support * self.n * (1 - _ROUNDING) - max(
-            self.epsilon * self.n, self.n // self.width
-        )
+        least = (support - self.epsilon) * self.n * (1 - _ROUNDING)
         chosen = np.flatnonzero(f >= least)
         chosen = chosen[np.lexsort((key[chosen], -f[chosen]))]
         return Frequent(key[chosen], f[chosen], f[chosen] + delta[chosen])
@@ -622,9 +623,9 @@ def conservation_gap(counter: LossyCounting) -> int:
 def worst_case_bound(epsilon: float, n: int) -> float:
     """(1/ε) ln(εN), the bound of Manku and Motwani on the size after a prune, for any stream.
 
-    What their proof gives is w (1/2 + 1/3 + … + 1/(b+1)) after b buckets. That is below the
-    printed form from the third bucket on; before, the printed one can be exceeded (after one
-    bucket it is 0, but w/2 keys may have come twice).
+    What their proof gives is w (1/2 + 1/3 + … + 1/(b+1)) after b buckets. For whole 1/ε that is
+    below the printed form from the third bucket on; before, the printed one can be exceeded (after
+    one bucket it is 0, but w/2 keys may have come twice).
 
     >>> round(worst_case_bound(0.001, 100_000), 1)
     4605.2
@@ -761,7 +762,7 @@ def expected_size(
     if method == "mean":
         return SizeEstimate(method, _mean_size(p, width), _size_after(p, b, width))
     if method == "distinct":
-        return SizeEstimate(method, _distinct(a.size, b, p, width))
+        return SizeEstimate(method, _distinct(a, b, p, width))
     if method == "paper":
         return _paper_size(a, b, p, width, min(max(n // width, 1), _MOST_BUCKETS), recent)
     if n < width:
@@ -772,15 +773,16 @@ def expected_size(
     )
 
 
-def _distinct(h: int, b: float, p: np.ndarray, width: int) -> float:
+def _distinct(a: np.ndarray, b: float, p: np.ndarray, width: int) -> float:
     """Σ P(key in a bucket). Absent from h places, a key returns by a fresh draw alone.
 
-    P(absent from k places) is (1-P)(1-bP)^(k-1) when all places but the first copy within the
-    bucket, which is so for all beyond the h-th; the error is of the order of h places.
+    So P(absent from k places) = c (1-bP)^k for k >= h. The boundary, c, is approximate: the first
+    place is a draw from P, and what the others copy from before the bucket counts as 2 Σ i a_i
+    more places. For equal lags and w >= 10 h that is within 3 % of simulations; exact for b = 1.
     """
+    places = width - 1 + 2 * a @ np.arange(1, a.size + 1)
     with np.errstate(divide="ignore"):  # a key with P = 1
-        absent = np.log1p(-p) + (width - 1) * np.log1p(-b * p)
-    return float(-np.expm1(absent).sum())
+        return float(-np.expm1(np.log1p(-p) + places * np.log1p(-b * p)).sum())
 
 
 def _paper_size(a, b, p, width, buckets, recent) -> SizeEstimate:
@@ -846,7 +848,8 @@ def epsilon_for_memory(entries: float, support: float, model) -> EpsilonChoice:
     width fits, the upper one does not, until they are neighbours. (As printed the algorithm moves
     both ends of its interval to one point, and runs for ever.)
 
-    The limit is on the *mean* size before a prune. Peaks are higher, by a tenth or so;
+    The limit is on the *mean* size before a prune. Peaks of 10^5 Zipf keys were higher by 37 % for
+    30 entries, 16 % for 100 and 3 % for 1000;
     ``expected_size(..., method="monte_carlo")`` tells by how much.
 
     Parameters

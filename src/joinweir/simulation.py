@@ -235,7 +235,7 @@ def simulate(
     >>> right = {"k": [1, 1, 2, 3], "ts": [1, 2, 3, 9]}
     >>> r = jw.simulate(left, right, on="k", time="ts", within=5, max_rows=2, policy="fifo")
     >>> r.n_out, r.n_exact
-    (3, 5)
+    (2, 5)
     """
     tables, labels = _streams(left, right)
     chosen = read_policy(policy)
@@ -393,6 +393,24 @@ class LearningView:
         span = int(p.ts[:n].max()) - int(p.ts[:n].min()) + 1
         seen = np.bincount(p.side[:n], minlength=p.streams)
         return side[by], age[by], number[by], seen, span
+
+
+def rows_in_window(left: Any, right: Any = None, *, time: Any, within: Any) -> list[float]:
+    """Mean number of rows that each stream has in a window: what an exact join holds.
+
+    >>> left = {"ts": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}
+    >>> rows_in_window(left, {"ts": [0, 5]}, time="ts", within=4)
+    [4.0, 0.8]
+    """
+    tables, labels = _streams(left, right)
+    names = _per_stream(time, len(tables), "time")
+    times = [read_times(t, name, label) for t, name, label in zip(tables, names, labels)]
+    filled = [t for t in times if t.ticks.size]
+    if not filled:
+        return [0.0] * len(tables)
+    lifetimes, _ = _windows(within, times, filled[0], "left")
+    span = max(int(t.ticks.max()) for t in filled) - min(int(t.ticks.min()) for t in filled) + 1
+    return [t.ticks.size / span * life for t, life in zip(times, lifetimes)]
 
 
 # --- reading the call --------------------------------------------------------------------------
