@@ -27,6 +27,7 @@ from joinweir.structures import (
     new_tournament,
     new_tree,
     page_count,
+    page_of,
     pages_gain,
     pair_insert,
     pair_remove,
@@ -452,16 +453,69 @@ def test_widening_keeps_credits_that_are_far_apart():
     assert model.credits.fine.shape[1] >= 6000
 
 
-def test_pages_are_freed_and_used_again():
+def test_widening_finds_credits_that_have_gone_round_the_ring():
+    model = CreditModel(4, ring=8 * PAGE)
+    for group in range(4):
+        for _ in range(5):
+            model.insert(group, 0.5)
+    for i in range(12_000):  # 3,000 each: nearly three times round
+        if i % 100 == 0:
+            model.widen(100)
+            model.check()  # a look-up takes the pointer along
+        model.raise_group(i % 4)
+    assert model.credits.fine.shape[1] == 8 * PAGE
+    for _ in range(1000):
+        model.widen(1)
+        model.raise_group(0)
+    assert model.credits.fine.shape[1] > 8 * PAGE
+    model.check()
+
+
+@given(st.integers(0, 2**32))
+def test_pages_are_found_made_and_freed(seed):
+    """60 pages of 64 in use: runs of the hash table collide and move up."""
+    rng = np.random.default_rng(seed)
+    credits = new_credits(1, 12, 64, 4 * PAGE)
+    model: dict[tuple[int, int], list[int]] = {}
+    for _ in range(400):
+        if model and (len(model) >= 60 or rng.random() < 0.4):
+            group, number = sorted(model)[rng.integers(len(model))]
+            page_count(credits, group, model[group, number].pop(), -1)
+            if not model[group, number]:
+                del model[group, number]
+        else:
+            group, base = int(rng.integers(12)), int(rng.integers(-5 * PAGE, 5 * PAGE))
+            page_count(credits, group, base, 1)
+            model.setdefault((group, base // PAGE), []).append(base)
+        number = int(rng.integers(-5, 5))
+        for group in range(12):
+            page = page_of(credits, group, number, False)
+            if (group, number) not in model:
+                assert page == NIL
+                continue
+            assert credits.page[page]["number"] == number
+            assert credits.page[page]["rows"] == len(model[group, number])
+    for group in range(12):
+        pages = []
+        page = credits.group[group]["first"]
+        while page != NIL:
+            pages.append(int(credits.page[page]["number"]))
+            page = credits.page[page]["following"]
+        assert sorted(pages) == sorted(number for g, number in model if g == group)
+        assert credits.group[group]["pages"] == len(pages)
+
+
+def test_more_pages_come_when_credits_are_enlarged():
     credits = new_credits(1, 4, 8, 4 * PAGE)
-    for turn in range(30):
-        for group in range(4):
-            for base in (0, 5 * PAGE, -3 * PAGE)[: 1 + group % 2]:
-                page_count(credits, group, base + turn, 1)
-        assert credits.group["pages"].tolist() == [1, 2, 1, 2]
-        for group in range(4):
-            for base in (0, 5 * PAGE, -3 * PAGE)[: 1 + group % 2]:
-                page_count(credits, group, base + turn, -1)
-        assert credits.group["pages"].tolist() == [0, 0, 0, 0]
-        assert (credits.table["page"] == NIL).all()
-        assert not credits.count.any()
+    for i in range(8):
+        page_count(credits, i % 4, i * PAGE, 1)
+    credits = grow_credits(credits, new_credits(1, 4, 16, 4 * PAGE))
+    for i in range(8, 16):
+        page_count(credits, i % 4, i * PAGE, 1)
+    pages = [int(page_of(credits, i % 4, i, False)) for i in range(16)]
+    assert sorted(pages) == list(range(16))
+    same = grow_credits(credits, new_credits(1, 9, 16, 4 * PAGE))  # more groups alone
+    assert [int(page_of(same, i % 4, i, False)) for i in range(16)] == pages
+    page_count(same, 3, 3 * PAGE, -1)
+    page_count(same, 8, 99 * PAGE, 1)
+    assert page_of(same, 8, 99, False) == pages[3]

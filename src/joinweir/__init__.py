@@ -7,7 +7,7 @@
 True
 """
 
-from . import metrics, streams
+from . import counting, locality, metrics, streams
 from .checks import check_policy
 from .errors import JoinweirError, StateError
 from .policies import policy, policy_names
@@ -23,7 +23,9 @@ __all__ = [
     "WorkloadResult",
     "__version__",
     "check_policy",
+    "counting",
     "landmark",
+    "locality",
     "metrics",
     "policy",
     "policy_names",
