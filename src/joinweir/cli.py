@@ -6,7 +6,6 @@ only if that is a terminal. Bad input ends with one line on stderr and exit code
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import contextlib
 import dataclasses
@@ -14,6 +13,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -83,7 +83,8 @@ def _no_interrupt_is_lost() -> Iterator[None]:
 
     def hook(dropped: Any) -> None:
         if dropped.exc_type is KeyboardInterrupt:
-            again.append(threading.Timer(0.05, _thread.interrupt_main))
+            main_thread = threading.main_thread().ident
+            again.append(threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)))
             again[-1].start()
         elif not ending and not again:
             usual(dropped)

@@ -17,7 +17,7 @@ The engine owns everything but the ranking. A policy file compiles its own ``run
 
 `join_loop` is inlined into each ``run``: hooks handed to a compiled function as arguments would
 make numba compile anew in every process, and Spark starts many. numba notices only changes of the
-policy's own file, so the loop leaves `ENGINE_DIGEST` in the state for `simulation` to compare.
+policy's own file, so the loop leaves `ENGINE_DIGEST` in the state for `state.py` to compare.
 """
 
 from __future__ import annotations
@@ -472,6 +472,12 @@ def drop_panes(S, s, t):
 
 
 @kernel
+def sketch_hash(key, number):
+    """Hash function of that number."""
+    return mix(mix(key) + np.int64(0x632BE59BD9B4E019) * (number + 1))
+
+
+@kernel
 def sketch_arrival(S, key, side, t):
     """Count an arrival in the paned Count-Sketch, and add its estimated exact matches.
 
@@ -486,7 +492,7 @@ def sketch_arrival(S, key, side, t):
         product = 1.0
         for s in range(k):
             if s != side:
-                h = mix(key + np.int64(1000003) * (d * k + s + 1))
+                h = sketch_hash(key, d * k + s)
                 cell = h & (width - 1)
                 span = S.side[s].sketch_span
                 edge = t - S.side[s].lifetime  # rows of this time and before are out
@@ -502,7 +508,7 @@ def sketch_arrival(S, key, side, t):
         return  # came so late that its window has passed
     S.sketch_pane[side, pane % places] = pane
     for d in range(depth):
-        h = mix(key + np.int64(1000003) * (d * k + side + 1))
+        h = sketch_hash(key, d * k + side)
         cell = h & (width - 1)
         S.sketch[side, pane % places, d, cell] += sign_of(h)
         S.sketch_sum[side, d, cell] += sign_of(h)

@@ -47,8 +47,9 @@ NOT_ADMITTED = -1  # what a policy's `victim` returns when the newcomer itself l
     LOG_BYTES,  # charge per log entry against a budget in bytes (0: budget in rows)
     PINNED,  # the arriving row's group, which may not be given up under it
     WANTED,  # room for results that the next row needs
+    LEAST_SIZE,  # smallest charge of any row so far
     REG_SIZE,
-) = range(27)
+) = range(28)
 
 # --- Store.counters: one row a side ------------------------------------------------------------
 C_IN, C_EVICTED, C_REFUSED, C_EXPIRED, C_MATCHED_ARRIVALS, COUNTERS = range(6)

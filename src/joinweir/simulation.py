@@ -15,6 +15,8 @@ from .errors import JoinweirError, unknown
 from .metrics import recall as recall_of
 from .policies import Parameters, Sizes, definition, policy, read_policy
 from .state import (
+    GHOST_SHARE,
+    LOG_ENTRY_BYTES,
     JoinConfig,
     JoinState,
     index_bytes_per_row,
@@ -70,7 +72,9 @@ class Shed(NamedTuple):
     stream: np.ndarray  # 0 = left, 1 = right, …
     row: np.ndarray
     reason: np.ndarray  # index into `joinweir.layout.REASONS`: evicted, not admitted
-    n_matched: np.ndarray  # results that the row took part in while it was held
+    n_matched: (
+        np.ndarray
+    )  # arrivals that matched the row while it was held: with two streams, results
 
 
 @dataclass(frozen=True)
@@ -573,6 +577,10 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         idle = max(16, sum(capacity) // 10 // per_key)
         if config.policy.source_of_frequencies() == "history":
             capacity, for_rows = [c - c // 10 for c in capacity], 0.9
+        declared = definition(config.policy.name)
+        if declared.alternatives and declared.alternatives(config.policy):  # ghosts, see state.py
+            capacity = [c - c // GHOST_SHARE for c in capacity]
+            for_rows *= 1 - 1 / GHOST_SHARE
     least = max(row_bytes) if row_bytes else 1
     if min(capacity) < least:
         per = k if isinstance(given, list) else 1
@@ -585,7 +593,41 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
             f"{unit}{more}{sketch}"
         )
     ready = replace(config, capacity=tuple(capacity), unit=unit, max_idle=idle)
+    if memory is not None:
+        _refuse_a_log_that_does_not_fit(ready, problem, least)
     return Budget(ready, row_bytes, fixed)
+
+
+def _refuse_a_log_that_does_not_fit(config: JoinConfig, problem: Problem, least: int) -> None:
+    """Exact accounting and window statistics note all arrivals in the window, held or not."""
+    for_policy = config.policy.source_of_frequencies() == "window"
+    if not definition(config.policy.name).bounded or not (
+        for_policy or config.accounting == "exact"
+    ):
+        return
+    log = [0] * len(config.capacity)
+    for s, pool in enumerate(config.pools):
+        mine = problem.side == s
+        n = int(mine.sum())
+        if problem.count_window:
+            alive = min(n, config.lifetimes[s])
+        else:
+            ts = np.sort(problem.ts[mine])
+            end = ts + config.lifetimes[s] if problem.end is None else np.sort(problem.end[mine])
+            end += max(config.lateness, default=0)
+            alive = int((np.arange(1, n + 1) - np.searchsorted(end, ts, "right")).max(initial=0))
+        log[pool] += alive * LOG_ENTRY_BYTES
+    for needed, there in zip(log, config.capacity):
+        if needed + least > there:
+            what, other = "statistics='window'", "other statistics"
+            if not for_policy:
+                timed = not (config.count_window or config.landmarks)
+                what = "accounting='exact'"
+                other = "accounting='sketch'" if timed else "accounting='off'"
+            raise JoinweirError(
+                f"{what} notes all arrivals in the window, for which {needed:,} of {there:,} bytes "
+                f"are needed; give more memory, or use {other}"
+            )
 
 
 def _sized_sketch(config: JoinConfig, memory: int) -> JoinConfig:

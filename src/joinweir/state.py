@@ -27,6 +27,7 @@ CHUNK = 1 << 16  # rows between two looks at the room left in the arrays; fewer 
 LEAST_CHUNK = 1 << 12  # since arrays have room for a chunk more than they hold
 UNBOUNDED = 1 << 62
 GHOST_ROWS = 1024  # a ghost that tunes a policy holds about this many rows, if the join holds more
+GHOST_SHARE = 8  # of a budget in bytes all ghosts together have this part
 _HEADER = struct.Struct("<6sHIQ32s")  # magic, version, crc32, length, config digest
 
 
@@ -126,7 +127,6 @@ class JoinState:
         self.choices: tuple[Parameters, ...] = ()
         if self.definition.alternatives:
             self.choices = self.definition.alternatives(config.policy)
-        self.least_size = UNBOUNDED  # of all rows so far
         self.bounded = self.definition.bounded and config.capacity is not None
         self.store = _new_store(config, self.bounded)
         if self.choices:
@@ -219,12 +219,10 @@ class JoinState:
         """Arrays large enough for n more rows, but not larger than the budget can ever fill."""
         store = self.store
         reg = store.reg
-        self.least_size = min(self.least_size, max(1, least_size))
+        reg[L.LEAST_SIZE] = min(int(reg[L.LEAST_SIZE]), max(1, least_size))
         most = UNBOUNDED
         if self.bounded:
-            most = int(store.pool["cap"].sum()) // (
-                1 if self.config.unit == "rows" else self.least_size
-            )
+            most = int(store.pool["cap"].sum()) // int(reg[L.LEAST_SIZE])
         slots = min(int(reg[L.N_SLOTS]) + n, most)
         log = int(reg[L.N_LOG]) + n if reg[L.KEEP_LOG] else 0
         # A key is known while a row of it is held, logged or remembered, or being processed.
@@ -251,6 +249,7 @@ class JoinState:
         if not self.choices or not self.bounded:
             return []
         cap = self.store.pool["cap"]
+        self.sample = GHOST_SHARE * len(self.choices)  # a budget in bytes has set that aside
         if self.config.unit == "rows":
             self.sample = int(min(16, max(1, cap.sum() // GHOST_ROWS)))
         scaled = tuple(int(max(1, c // self.sample)) for c in cap)
@@ -440,6 +439,7 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     reg = np.zeros(L.REG_SIZE, np.int64)
     reg[L.N_STREAMS] = k
     reg[L.CLOCK] = -UNBOUNDED
+    reg[L.LEAST_SIZE] = UNBOUNDED
     reg[L.ORDERED] = config.ordered
     reg[L.ORDER] = L.ORDERS.index(config.order)
     reg[L.COUNT_WINDOW] = config.count_window
@@ -588,7 +588,7 @@ def _unflatten(prefix: str, like, arrays: dict[str, np.ndarray]):
     )
 
 
-_VERIFIED: set[int] = set()
+_VERIFIED: set = set()  # compiled functions
 
 
 def _verify_compiled(state: JoinState) -> None:
@@ -598,7 +598,7 @@ def _verify_compiled(state: JoinState) -> None:
     would run, and silently misread the state. An empty batch tells.
     """
     run = state.compiled_run
-    if id(run) in _VERIFIED:
+    if run in _VERIFIED:
         return
     nothing = make_batch(state.config, ts=[], side=[], key=[], row=[])
     none_shed = np.empty((0, 4), np.int64)
@@ -606,7 +606,7 @@ def _verify_compiled(state: JoinState) -> None:
         state.store.reg[L.DIGEST] = 0
         run(state.store, state.policy_state, nothing, 0, state.store.nothing, none_shed)
         if state.store.reg[L.DIGEST] == DIGEST:
-            _VERIFIED.add(id(run))
+            _VERIFIED.add(run)
             return
         run.recompile()
     raise JoinweirError(f"the compiled code of policy {state.config.policy.name!r} is stale")
