@@ -47,7 +47,9 @@ def batch_of(config, rng, start, n, size):
 
 
 def test_small_rows_of_before_a_restart_leave_places_for_large_ones_after():
-    config = JoinConfig(jw.policy("fifo"), (10_000, 10_000), (1000, 1000), unit="bytes")
+    config = JoinConfig(
+        jw.policy("fifo"), (10_000, 10_000), (1000, 1000), unit="bytes", accounting="off"
+    )
     state = JoinState(config)
     rng = np.random.default_rng(1)
     state.process(batch_of(config, rng, 0, 120, 10))
