@@ -14,7 +14,9 @@ from joinweir.policies import policy_names
 
 @pytest.fixture(scope="module")
 def timings() -> list[bench.Timing]:
-    return bench.time_engine(["fifo", "prob"], [50, 200], arrivals=3000, pairs_up_to=50)
+    return bench.time_engine(
+        ["fifo", "prob"], [50, 200], arrivals=3000, pairs_up_to=50, apart=False
+    )
 
 
 def test_each_policy_is_timed_at_each_budget_beside_the_exact_join(timings) -> None:
@@ -59,14 +61,14 @@ def test_timings_are_plain_numbers_for_json(timings) -> None:
 def test_pairs_are_capped(monkeypatch) -> None:
     monkeypatch.setattr(bench, "MAX_PAIRS", 30)
     monkeypatch.setattr(bench, "PAIRS_AT_ONCE", 5)
-    counted, written = bench.time_engine(["full"], [200], arrivals=3000)
+    counted, written = bench.time_engine(["full"], [200], arrivals=3000, apart=False)
     assert counted.arrivals == 3000
     assert written.arrivals == max(3, int(30 / counted.matches_per_arrival))
 
 
 def test_a_slow_policy_gets_less_warm_up_but_full_memory(monkeypatch) -> None:
     monkeypatch.setattr(bench, "WARM_SECONDS", 0.0)
-    full, fifo = bench.time_engine(["fifo"], [400], arrivals=300, pairs_up_to=0)
+    full, fifo = bench.time_engine(["fifo"], [400], arrivals=300, pairs_up_to=0, apart=False)
     assert full.warmed == 4000  # the exact join always gets a whole window
     assert 400 <= fifo.warmed < 4000
     assert not bench.growth([replace(fifo, rows=10), fifo])["fifo"]["whole_window"]
@@ -84,9 +86,19 @@ def test_a_budget_without_room_for_both_streams_is_refused() -> None:
         bench.time_engine(["fifo"], [1])
 
 
-def test_progress_tells_what_comes_next_and_the_share_done() -> None:
+def test_a_process_for_each_policy_gives_the_same_figures_but_for_the_time() -> None:
+    found: dict[bool, list[bench.Timing]] = {}
     told: list[tuple[str, float]] = []
-    bench.time_engine(
-        ["fifo"], [50], arrivals=300, pairs_up_to=0, progress=lambda *step: told.append(step)
-    )
-    assert told == [("full, B = 50", 0.0), ("fifo, B = 50", 0.5)]
+    for apart in (True, False):
+        timings = bench.time_engine(
+            ["fifo"], [50], arrivals=600, apart=apart, progress=lambda *step: told.append(step)
+        )
+        found[apart] = [replace(t, ns_per_arrival=0.0, ratio_to_full=None) for t in timings]
+    assert told == 2 * [("full, B = 50", 0.0), ("fifo, B = 50", 0.5)]
+    assert found[True] == found[False]
+    assert found[True][0].matches_per_arrival > 0
+
+
+def test_a_process_that_fails_is_reported_in_one_line() -> None:
+    with pytest.raises(JoinweirError, match="timing full failed: ValueError: "):
+        bench.time_engine(["fifo"], [50], arrivals=600, seed=-1)

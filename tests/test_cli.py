@@ -133,17 +133,17 @@ def test_an_unknown_command_or_option_is_refused(run, arguments, told) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_one_line(run, monkeypatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(bench, "_warm_up", interrupted)
+    monkeypatch.setattr(bench, "_apart", interrupted)
     arguments = ("bench", "engine", "--policy", "fifo", "--rows", 50)
     assert run(*arguments) == (130, "", "joinweir: interrupted\n")
 
 
 @pytest.mark.parametrize("compiler_fails", [True, False])
 def test_ctrl_c_that_falls_into_the_compiler_counts(run, monkeypatch, compiler_fails) -> None:
-    def compiling(*_: object) -> None:
+    def compiling(*_: object, **__: object) -> None:
         @ctypes.CFUNCTYPE(None)
         def callback() -> None:
             signal.raise_signal(signal.SIGINT)
@@ -153,7 +153,7 @@ def test_ctrl_c_that_falls_into_the_compiler_counts(run, monkeypatch, compiler_f
             raise RuntimeError("no compiled object yet")
         time.sleep(10)
 
-    monkeypatch.setattr(bench, "_warm_up", compiling)
+    monkeypatch.setattr(bench, "_apart", compiling)
     arguments = ("bench", "engine", "--policy", "fifo", "--rows", 50)
     assert run(*arguments) == (130, "", "joinweir: interrupted\n")
 

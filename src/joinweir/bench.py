@@ -8,16 +8,24 @@ is first fed one whole window; then the next arrivals are timed in three slices,
 them counts, since other programs disturb. Once the results are only counted, once they are written
 out as pairs. Nothing is accounted. `full`, the exact join, runs on the same arrivals.
 
+Each policy has a process of its own, as it has on a cluster: code that is loaded after another
+policy's can be slower for it (fifo after full: 245 instead of 108 ns per arrival).
+
 Policies that learn from the input ahead of the join run here as they are made, without learning.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -120,6 +128,7 @@ def time_engine(
     arrivals: int = ARRIVALS,
     pairs_up_to: int = PAIRS_UP_TO,
     seed: int = 1,
+    apart: bool = True,
     progress: Progress | None = None,
 ) -> list[Timing]:
     """Time policies at several budgets.
@@ -136,6 +145,9 @@ def time_engine(
         The largest B at which results are also written out.
     seed
         Of the streams.
+    apart
+        Whether each policy has a process of its own, which is slower to start. A policy that
+        `joinweir.policies.register` added is known in this process only.
     progress
         Called with what comes next and with the share of the work (0 to 1) that is done.
 
@@ -146,34 +158,36 @@ def time_engine(
 
     Examples
     --------
-    >>> timings = time_engine(["fifo"], rows=[100], arrivals=300)
+    >>> timings = time_engine(["fifo"], rows=[100], arrivals=300, apart=False)
     >>> [(t.policy, t.rows, t.pairs, t.arrivals) for t in timings]  # doctest: +NORMALIZE_WHITESPACE
     [('full', 100, False, 300), ('full', 100, True, 300), ('fifo', 100, False, 300),
      ('fifo', 100, True, 300)]
     """
     chosen = [read_policy(p) for p in (default_policies() if policies is None else policies)]
-    full = policy("full")
-    chosen = list(dict.fromkeys([full, *chosen]))
+    names = list(dict.fromkeys(str(p) for p in [policy("full"), *chosen]))
+    rows = sorted(set(rows))
     for budget in rows:
         if budget < 2:
             raise JoinweirError(f"rows must be at least 2, one for each stream, not {budget}")
     if arrivals < SLICES:
         raise JoinweirError(f"arrivals must be at least {SLICES}, not {arrivals}")
-    timings: list[Timing] = []
-    work = sum(len(chosen) * (_window(b) + arrivals) for b in rows)
+    work = len(names) * sum(_window(b) + arrivals for b in rows)
     done = 0
-    for budget in rows:
-        with_pairs = budget <= pairs_up_to
-        stream = _stream(_window(budget) + (1 + with_pairs) * arrivals, _window(budget), seed)
-        exact: dict[bool, float] = {}
-        for params in chosen:
-            if progress:
-                progress(f"{params}, B = {budget:,}", done / work)
-            for timing in _time_policy(params, budget, stream, arrivals, with_pairs):
-                exact.setdefault(timing.pairs, timing.ns_per_arrival)
-                ratio = timing.ns_per_arrival / exact[timing.pairs]
-                timings.append(Timing(**(asdict(timing) | {"ratio_to_full": ratio})))
-            done += _window(budget) + arrivals
+    found: dict[tuple[int, str, bool], Timing] = {}
+    for name in names:
+        told = {"rows": rows, "arrivals": arrivals, "pairs_up_to": pairs_up_to, "seed": seed}
+        for step in (_apart if apart else _time_policy)(name, **told):
+            if isinstance(step, Timing):
+                found[step.rows, name, step.pairs] = step
+            else:
+                if progress:
+                    progress(f"{name}, B = {step:,}", done / work)
+                done += _window(step) + arrivals
+    timings = []
+    for budget, name, pairs in sorted(found, key=lambda key: (key[0], names.index(key[1]), key[2])):
+        t = found[budget, name, pairs]
+        ratio = t.ns_per_arrival / found[budget, names[0], pairs].ns_per_arrival
+        timings.append(replace(t, ratio_to_full=ratio))
     return timings
 
 
@@ -327,13 +341,23 @@ def _stream(n: int, window: int, seed: int) -> L.Batch:
 
 
 def _time_policy(
+    name: str, rows: Sequence[int], arrivals: int, pairs_up_to: int, seed: int
+) -> Iterator[Timing | int]:
+    """Each budget when its turn comes, and then its figures."""
+    for budget in rows:
+        yield budget
+        with_pairs = budget <= pairs_up_to
+        stream = _stream(_window(budget) + (1 + with_pairs) * arrivals, _window(budget), seed)
+        yield from _time_budget(read_policy(name), budget, stream, arrivals, with_pairs)
+
+
+def _time_budget(
     params: Parameters, budget: int, stream: L.Batch, arrivals: int, with_pairs: bool
-) -> Iterable[Timing]:
-    config = _config(params, budget)
+) -> Iterator[Timing]:
     known = None
     if params.source_of_frequencies() == "oracle":
         known = {"key": stream.key, "side": stream.side}
-    state = JoinState(config, known)
+    state = JoinState(_config(params, budget), known)
     warmed, pace = _warm_up(state, stream, _window(budget))
     matches, at = 1.0, warmed
     for pairs in (False, True)[: 1 + with_pairs]:
@@ -381,3 +405,54 @@ def _seconds(
         state.process(batch, results=pairs)
         took += perf_counter() - begin
     return took
+
+
+# --- a process for each policy -----------------------------------------------------------------
+def start_beside(call: str, told: dict[str, Any], **files: Any) -> subprocess.Popen:
+    """Start a process that calls a function of joinweir, which reads what it is told from stdin.
+
+    It must be ended by who started it: Ctrl-C does not reach it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from joinweir import bench, cli; {call}()"],
+        stdin=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+        start_new_session=True,
+        text=True,
+        **files,
+    )
+    try:
+        process.stdin.write(json.dumps(told))
+        process.stdin.close()
+    except OSError:  # it failed to start; who waits for it will see
+        pass
+    return process
+
+
+def _apart(name: str, **told: Any) -> Iterator[Timing | int]:
+    """`_time_policy` in a process of its own."""
+    with tempfile.TemporaryFile("w+") as complaints:
+        process = start_beside(
+            "bench.time_for_another",
+            {"name": name, **told},
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+        )
+        try:
+            for line in process.stdout:
+                step = json.loads(line)
+                yield Timing(**step) if isinstance(step, dict) else step
+            if process.wait():
+                complaints.seek(0)
+                last = (complaints.read().strip().splitlines() or ["no reason given"])[-1]
+                raise JoinweirError(f"timing {name} failed: {last}")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def time_for_another() -> None:
+    """In a process of its own: do what stdin says, and print a line of JSON for each step."""
+    for step in _time_policy(**json.load(sys.stdin)):
+        print(json.dumps(step.to_dict() if isinstance(step, Timing) else step), flush=True)

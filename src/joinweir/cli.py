@@ -520,18 +520,9 @@ class _Ready:
         helpers = min(cores - 1, len(others) - own)
         for i in range(helpers):
             share = others[own + i :: helpers]
-            process = subprocess.Popen(
-                [sys.executable, "-c", "from joinweir import cli; cli.compile_for_another()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=Path(jw.__file__).parents[1],
-                start_new_session=True,  # Ctrl-C is for this process, which ends the others
-            )
             told = {"policies": [str(p) for p in share], "k": self.k, "how": self.how}
-            with contextlib.suppress(OSError):  # it failed to start: then compiled here
-                process.stdin.write(json.dumps(told).encode())
-                process.stdin.close()
+            nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = bench.start_beside("cli.compile_for_another", told, **nowhere)
             self.beside |= dict.fromkeys(share, process)
 
 

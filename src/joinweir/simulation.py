@@ -72,9 +72,7 @@ class Shed(NamedTuple):
     stream: np.ndarray  # 0 = left, 1 = right, …
     row: np.ndarray
     reason: np.ndarray  # index into `joinweir.layout.REASONS`: evicted, not admitted
-    n_matched: (
-        np.ndarray
-    )  # arrivals that matched the row while it was held: with two streams, results
+    n_matched: np.ndarray  # arrivals that it matched while it was held (two streams: results)
 
 
 @dataclass(frozen=True)
