@@ -1048,7 +1048,8 @@ DEMO = (
 )
 ADVICE = (
     "Which to choose: prob if popular keys stay popular; gdj if both streams turn to the same "
-    "keys for a while, or if you do not know; fifo and rand only as a yardstick."
+    "keys for a while; fifo and rand only as a yardstick. If you do not know, compare them on "
+    "your own streams."
 )
 
 
