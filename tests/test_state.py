@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -107,3 +112,32 @@ def test_an_instant_may_not_be_split_over_batches():
     state.process(make_batch(config, ts=[1], side=[0], key=[1], row=[0]))
     with pytest.raises(jw.JoinweirError, match="an instant must come whole"):
         state.process(make_batch(config, ts=[1], side=[1], key=[1], row=[0]))
+
+
+def test_an_outside_policy_does_not_spoil_the_compiled_code_of_others(tmp_path):
+    """It once did: a shared function's cache index named the outside policy's class."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    source = Path(jw.policies.fifo.__file__).read_text()
+    source = source.replace("from ..", "from joinweir.").replace(
+        "from . ", "from joinweir.policies "
+    )
+    (folder / "stranger.py").write_text(source)
+    run = (
+        "import joinweir as jw; {} row = dict(k=[1], t=[1]); print(jw.simulate(row, row,"
+        " on='k', time='t', within=5, max_rows=2, policy='{}').n_out)"
+    )
+    cases = [
+        (run.format("import stranger; jw.policies.register(stranger);", "stranger"), folder),
+        (run.format("", "fifo"), tmp_path),
+    ]
+    for code, where in cases:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=where,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "1\n", done.stderr

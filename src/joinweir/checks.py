@@ -106,6 +106,7 @@ class Shape:
     order: str = "probe_first"
     lateness: int | None = None
     window: str = "time"
+    seeds: int = 2  # inputs to try
 
     @property
     def streams(self) -> int:
@@ -131,7 +132,7 @@ SHAPES = (
     Shape("three streams", within=(9, 12, 15)),
     Shape("three streams in one pool", within=(12, 12, 12), unified=True),
     Shape("three streams with late rows", within=(9, 12, 15), lateness=4),
-    Shape("many rows", rows=400, within=(50, 50)),  # for policies that tune themselves on the way
+    Shape("many rows", rows=400, within=(50, 50), seeds=1),  # some policies tune themselves
 )
 
 
@@ -266,7 +267,7 @@ class Case:
             yield L.Batch(*(values[a:b] for values in batch))
 
 
-def _cases(params: Parameters, *, seeds: int = 2, **wanted: Any) -> Iterator[Case]:
+def _cases(params: Parameters, **wanted: Any) -> Iterator[Case]:
     """The joins to try a policy on; `wanted` narrows the shapes, e.g. ``unit="rows"``."""
     declared = definition(params.name)
     for shape in SHAPES:
@@ -274,7 +275,7 @@ def _cases(params: Parameters, *, seeds: int = 2, **wanted: Any) -> Iterator[Cas
             continue  # there are no ages to learn in a count window
         if any(getattr(shape, name) != value for name, value in wanted.items()):
             continue
-        for seed in range(seeds):
+        for seed in range(shape.seeds):
             given = _input(shape, seed)
             p = given.problem
             config = JoinConfig(

@@ -61,3 +61,8 @@ def kernel(function: Callable) -> Callable:
 
 
 inlined = njit(inline="always")  # code that calls a policy's hooks becomes part of its `run`
+
+# A hook that lives outside of the policy's file. It is not kept on disk: the cache's index would
+# name the class of the policy's arrays, and a process that cannot import an outside policy could
+# then not read the index, nor run any other policy.
+shared_hook = njit(_nrt=False, forceinline=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compiling import DIGEST as ENGINE_DIGEST
-from .compiling import inlined, kernel
+from .compiling import inlined, kernel, shared_hook
 from .layout import (
     ACCOUNTING,
     C_EVICTED,
@@ -75,22 +75,22 @@ from .structures import mix, sign_of
 
 
 # --- hooks of a policy that does not care -----------------------------------------------------
-@kernel
+@shared_hook
 def ignore_count(S, P, group, side, t):
     pass
 
 
-@kernel
+@shared_hook
 def ignore_match(S, P, group, side, t, seq, first, n):
     pass
 
 
-@kernel
+@shared_hook
 def ignore_insert(S, P, slot, group, side, t):
     pass
 
 
-@kernel
+@shared_hook
 def ignore_remove(S, P, slot, group, side, t):
     pass
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compiling import DIGEST as ENGINE_DIGEST
-from .compiling import inlined, kernel
+from .compiling import inlined, kernel, shared_hook
 from .engine import (
     enter_group,
     find_group,
@@ -108,7 +108,7 @@ class WorkloadBatch(NamedTuple):
     group: np.ndarray  # int32[n, links] filled in
 
 
-@kernel
+@shared_hook
 def ignore_weight(S, P, slot, side, t):
     pass
 
