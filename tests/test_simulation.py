@@ -680,6 +680,25 @@ def test_the_sketch_is_unbiased_over_hash_functions(k, skew, within, slack):
     assert np.std(errors) > 0
 
 
+def test_the_sketch_forgets_after_a_gap():
+    """Panes are places of a ring: after a long silence all of them are stale."""
+    ts = np.concatenate([np.arange(50), np.arange(50) + 10**6])
+    tables = [{"k": np.arange(100) % 2, "ts": ts} for _ in range(2)]
+    assert sketched(tables, 32).n_exact == exact_size(tables, 32)
+
+
+def test_the_sketch_counts_before_time_zero():
+    """Pane -1 is a pane like any other."""
+    tables = [{"k": np.arange(100) % 2, "ts": np.arange(-60, 40)} for _ in range(2)]
+    assert sketched(tables, 32).n_exact == exact_size(tables, 32)
+
+
+def test_a_sketch_with_late_rows_is_refused():
+    stream = {"k": [1], "ts": [1]}
+    with pytest.raises(jw.JoinweirError, match="cannot count late rows; use 'exact' or 'off'"):
+        jw.simulate(stream, stream, on="k", time="ts", within=5, lateness=2, accounting="sketch")
+
+
 def test_a_sketch_of_few_keys_is_exact():
     """Three keys in 2,048 cells, no pane cut: they do not collide, and every estimator is right."""
     tables = [{"k": np.arange(90) % 3, "ts": np.arange(90)} for _ in range(2)]

@@ -58,6 +58,7 @@ from .layout import (
     N_STREAMS,
     NEXT,
     NIL,
+    NO_PANE,
     NOT_ADMITTED,
     ORDER,
     ORDERED,
@@ -456,19 +457,17 @@ def exact_matches(S, g, side, t, t_end):
 def drop_panes(S, s, t):
     """Take panes that have wholly left the window out of the sums."""
     _, places, depth, width = S.sketch.shape
-    span = S.side[s].sketch_span
-    cut = (t - S.side[s].lifetime) // span
-    low = max(S.side[s].sketch_low, cut - places)
-    while low < cut:
-        place = low % places
-        if S.sketch_pane[s, place] == low:
-            S.sketch_pane[s, place] = NIL
+    cut = (t - S.side[s].lifetime) // S.side[s].sketch_span
+    if cut <= S.side[s].sketch_low:
+        return
+    for place in range(places):
+        if S.sketch_pane[s, place] != NO_PANE and S.sketch_pane[s, place] < cut:
+            S.sketch_pane[s, place] = NO_PANE
             for d in range(depth):
                 for cell in range(width):
                     S.sketch_sum[s, d, cell] -= S.sketch[s, place, d, cell]
                     S.sketch[s, place, d, cell] = 0
-        low += 1
-    S.side[s].sketch_low = max(S.side[s].sketch_low, low)
+    S.side[s].sketch_low = cut
 
 
 @kernel
@@ -504,8 +503,6 @@ def sketch_arrival(S, key, side, t):
                 product *= estimate * sign_of(h)
         S.sketch_out[d] += product
     pane = t // S.side[side].sketch_span
-    if pane < S.side[side].sketch_low:
-        return  # came so late that its window has passed
     S.sketch_pane[side, pane % places] = pane
     for d in range(depth):
         h = sketch_hash(key, d * k + side)
@@ -627,6 +624,8 @@ def admit(
             continue
         out = victim(S, P, s, g, t, t_end, refused)
         if out == NOT_ADMITTED:
+            if refused:  # a policy may not say so when it must name a row; `checks` tells
+                break
             refused = True
             continue
         out_group = S.slot[out].group

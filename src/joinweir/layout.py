@@ -17,6 +17,7 @@ LAYOUT_VERSION = 1
 MAGIC = b"JWEIR\x00"
 
 NIL = -1  # no slot, no group, no log entry
+NO_PANE = -(1 << 62)  # an empty place of the sketch's ring; pane -1 exists
 NOT_ADMITTED = -1  # what a policy's `victim` returns when the newcomer itself loses
 
 # --- Store.reg: scalars ------------------------------------------------------------------------
@@ -83,7 +84,7 @@ SIDE = record(
     held="i8",  # rows held
     pool="i8",  # which pool the side draws on
     sketch_span="i8",  # length of a pane of the sketch
-    sketch_low="i8",  # oldest pane that may still be in the sum
+    sketch_low="i8",  # panes before it are out of the sum
 )
 POOL = record(
     cap="i8",  # budget, in rows or bytes
@@ -153,7 +154,7 @@ class Store(NamedTuple):
     log: np.ndarray  # LOGGED[arrivals in the window]
     sketch: np.ndarray  # int32[k, panes + 1, depth, width] counters of a pane
     sketch_sum: np.ndarray  # int32[k, depth, width] over the live panes
-    sketch_pane: np.ndarray  # int64[k, panes + 1] which pane stands in a place, NIL = none
+    sketch_pane: np.ndarray  # int64[k, panes + 1] which pane stands in a place, or NO_PANE
     sketch_out: np.ndarray  # float64[depth] running estimates of n_exact
     scratch: np.ndarray  # int64[3, k + 1]
     nothing: np.ndarray  # int64[0, k] for results that are only counted

@@ -215,7 +215,7 @@ def simulate(
         is behind its own stream's largest time by more than this is late: dropped and counted.
     accounting
         How the exact join's size is found: ``exact``, ``sketch`` (fixed memory, with a standard
-        error) or ``off``. Default: exact with `max_rows`, sketch with `memory`.
+        error; not with `lateness`) or ``off``. Default: exact with `max_rows`, else sketch.
     drop, drop_probes, thinning
         Drop this share of the rows ahead of the join (chang2004 §4.2), ``"fit"`` for just as many
         that the rest fits: 1 - B / (rate · within). Dropped rows still probe with
@@ -245,12 +245,14 @@ def simulate(
         tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness
     )
     if accounting is None:
-        fixed = memory is not None and not problem.count_window and not problem.landmarks
-        accounting = "sketch" if fixed else "exact"
+        plain = not problem.count_window and not problem.landmarks and lateness is None
+        accounting = "sketch" if memory is not None and plain else "exact"
     if accounting not in L.ACCOUNTINGS:
         raise unknown("accounting", accounting, L.ACCOUNTINGS)
     if accounting == "sketch" and (problem.count_window or problem.landmarks):
         raise JoinweirError("accounting='sketch' needs a time window; use 'exact' or 'off'")
+    if accounting == "sketch" and lateness is not None:
+        raise JoinweirError("accounting='sketch' cannot count late rows; use 'exact' or 'off'")
     if order not in L.ORDERS:
         raise unknown("order", order, L.ORDERS)
     if isinstance(seed, bool) or not isinstance(seed, Integral):
@@ -762,7 +764,7 @@ def _result(state: JoinState, problem: Problem, budget: Budget, outcome, pairs, 
         bytes_held=held,
         max_bytes=(
             sum(state.config.capacity) + budget.fixed_bytes
-            if budget.row_bytes is not None
+            if budget.row_bytes is not None and state.bounded
             else None
         ),
         capacity=state.config.capacity,

@@ -123,6 +123,8 @@ class JoinState:
             raise JoinweirError(
                 f"order={config.order!r} needs two streams in time order and a time window"
             )
+        if config.accounting == "sketch" and not config.ordered:
+            raise JoinweirError("accounting='sketch' needs rows in order of time, without lateness")
         self.params = config.policy
         self.choices: tuple[Parameters, ...] = ()
         if self.definition.alternatives:
@@ -484,7 +486,7 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
         log=with_free_list(L.LOGGED, n, "enext"),
         sketch=np.zeros((k, panes, depth, width), np.int32),
         sketch_sum=np.zeros((k, depth, width), np.int32),
-        sketch_pane=np.full((k, panes), L.NIL, np.int64),
+        sketch_pane=np.full((k, panes), L.NO_PANE, np.int64),
         sketch_out=np.zeros(depth),
         scratch=np.zeros((3, k + 1), np.int64),
         nothing=np.zeros((0, k), np.int64),

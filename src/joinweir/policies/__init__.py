@@ -1,6 +1,6 @@
 """Policies: which row gives way when a join's memory is full. One file each, found by its name.
 
-A policy file defines ``Params`` (a frozen dataclass), ``State`` and ``init`` (its arrays), hooks,
+A policy file defines ``Params`` (a frozen dataclass), its arrays (a named tuple, `init`), hooks,
 ``run`` (compiled around `joinweir.engine.join_loop`) and ``POLICY``. Its file stem is its name
 everywhere: here, on the command line, in plots and in golden files. See docs/adding-a-policy.md.
 """
@@ -147,7 +147,7 @@ class Policy:
     @property
     def summary(self) -> str:
         """First line of the file's docstring."""
-        return (self.module.__doc__ or "").strip().splitlines()[0]
+        return (self.module.__doc__ or self.name).strip().partition("\n")[0]
 
 
 _EXTRA: dict[str, Policy] = {}  # policies registered from outside

@@ -56,7 +56,7 @@ class Params(Parameters):
         in_range(self, "training", 0.001, 1)
 
 
-class State(NamedTuple):
+class AgeState(NamedTuple):
     """Best ages, and rows by the time at which they reach theirs."""
 
     heap: Heap  # of slots by ts + best age
@@ -64,22 +64,22 @@ class State(NamedTuple):
     fifo: np.ndarray  # bool[k] the buffer holds everything up to the best age
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> AgeState:
     """Empty state."""
     keep = np.full((sizes.streams, 1), params.keep or 1, np.int64)
     heap = new_heap(sizes.streams, sizes.slots, sizes.slots)
-    return State(heap, keep, np.zeros(sizes.streams, np.bool_))
+    return AgeState(heap, keep, np.zeros(sizes.streams, np.bool_))
 
 
-def grow(old: State, fresh: State) -> State:
+def grow(old: AgeState, fresh: AgeState) -> AgeState:
     """Room for more rows."""
     fresh.heap.entry[:, : old.heap.entry.shape[1]] = old.heap.entry
     fresh.heap.pos[: old.heap.pos.size] = old.heap.pos
     fresh.heap.size[:] = old.heap.size
-    return State(fresh.heap, old.keep, old.fifo)
+    return AgeState(fresh.heap, old.keep, old.fifo)
 
 
-def learn(params: Params, P: State, problem) -> State:
+def learn(params: Params, P: AgeState, problem) -> AgeState:
     """Find best ages from the input (see `joinweir.state.Problem`)."""
     streams = len(problem.lifetimes)
     share = 1.0 if params.mode == "row" else params.training

@@ -25,15 +25,15 @@ class Params(Parameters):
     """Nothing of its own. Competing changes nothing: a newcomer is never the oldest."""
 
 
-class State(NamedTuple):
+class FifoState(NamedTuple):
     """Nothing: the engine's expiry lists already are in order of age."""
 
     unused: np.ndarray
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> FifoState:
     """Empty state."""
-    return State(np.zeros(1, np.int64))
+    return FifoState(np.zeros(1, np.int64))
 
 
 @kernel

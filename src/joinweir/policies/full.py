@@ -23,15 +23,15 @@ class Params(Parameters):
     """Nothing of its own."""
 
 
-class State(NamedTuple):
+class FullState(NamedTuple):
     """Nothing."""
 
     unused: np.ndarray
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> FullState:
     """Empty state."""
-    return State(np.zeros(1, np.int64))
+    return FullState(np.zeros(1, np.int64))
 
 
 @kernel

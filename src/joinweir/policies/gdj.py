@@ -20,7 +20,8 @@ Deviations and choices where the paper is silent:
   that are there; so no decrement ever changes a decision, and methods 1 and 3 give identical
   results. It is kept as one offset a pool (`credits` subtracts it).
 - Ranks of method 2 count from the richest (1 = richest), so that poor rows gain more, and all ranks
-  are taken before any row of this arrival gains; ``rank_from="bottom"`` turns them round.
+  are taken before any row of this arrival gains (in a unified pool of k > 2 streams, before any row
+  of the same stream does); ``rank_from="bottom"`` turns them round.
 - `increment` and `initial` open the general scheme: ``increment=0, initial_rank=1`` is FIFO,
   ``increment="max", initial="max"`` LRU, ``increment=0, initial="frequency", competing=True`` LFU.
 - ``initial_rank="auto"`` is the "dynamic feedback" of §5.2: small ghosts of the join on a sample of
@@ -148,7 +149,7 @@ AGEING = record(
 )
 
 
-class State(NamedTuple):
+class GdjState(NamedTuple):
     """Credits by key (`heap`, `heaps`, `credits`) or row by row (`tree`)."""
 
     rules: np.ndarray  # int64[3] initial, gain, loss
@@ -161,7 +162,7 @@ class State(NamedTuple):
     scratch: np.ndarray  # int64[slots]
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> GdjState:
     """Empty state; only the structures that will be used have room."""
     grouped = as_one and params.by_key()
     cells = sizes.groups * sizes.streams if grouped else 1
@@ -171,7 +172,7 @@ def init(params: Params, sizes: Sizes, as_one: bool) -> State:
     start = params.initial_rank if params.initial_rank != "auto" else TRIED_RANKS[0]
     ageing = np.zeros(sizes.pools, AGEING)
     ageing["until"] = np.iinfo(np.int64).min
-    return State(
+    return GdjState(
         rules=np.array([initial, params.gains(), loss], np.int64),
         rank=np.array([start], np.float64),
         ageing=ageing,
@@ -183,9 +184,9 @@ def init(params: Params, sizes: Sizes, as_one: bool) -> State:
     )
 
 
-def grow(old: State, fresh: State) -> State:
+def grow(old: GdjState, fresh: GdjState) -> GdjState:
     """Room for more rows and keys."""
-    return State(
+    return GdjState(
         rules=old.rules,
         rank=old.rank,
         ageing=old.ageing,
@@ -197,7 +198,7 @@ def grow(old: State, fresh: State) -> State:
     )
 
 
-def before_batch(S, P: State, n: int) -> State:
+def before_batch(S, P: GdjState, n: int) -> GdjState:
     """Room in the histogram: n arrivals raise no credit by more than n."""
     tops = P.heap.entry["key"][:, 0][P.heap.size > 0]
     if tops.size == 0:
@@ -212,7 +213,7 @@ def alternatives(params: Params) -> tuple[Params, ...]:
     return tuple(replace(params, initial_rank=q) for q in TRIED_RANKS)
 
 
-def adopt(P: State, params: Params) -> None:
+def adopt(P: GdjState, params: Params) -> None:
     """Go on with another percentile."""
     P.rank[0] = params.initial_rank
 
@@ -426,7 +427,7 @@ def choose_run(params: Params, as_one: bool):
     return run if as_one and params.by_key() else run_by_row
 
 
-def credits(S, P: State) -> np.ndarray:
+def credits(S, P: GdjState) -> np.ndarray:
     """Credit of every held row now, in order of arrival (for looking at, not for the join)."""
     k = S.side.size
     held = []

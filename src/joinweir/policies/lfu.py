@@ -26,15 +26,15 @@ class Params(FrequencyParameters):
     competing: bool = True
 
 
-class State(NamedTuple):
+class LfuState(NamedTuple):
     """Rows by their value."""
 
     heap: Heap  # of slots
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> LfuState:
     """Empty state."""
-    return State(new_heap(sizes.streams, sizes.slots, sizes.slots))
+    return LfuState(new_heap(sizes.streams, sizes.slots, sizes.slots))
 
 
 @kernel

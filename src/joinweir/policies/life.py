@@ -37,20 +37,20 @@ class Params(FrequencyParameters):
     competing: bool = True
 
 
-class State(NamedTuple):
+class LifeState(NamedTuple):
     """Keys by what their oldest row can still expect."""
 
     tournament: Tournament  # of groups, a tree a side
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> LifeState:
     """Empty state."""
-    return State(new_tournament(sizes.streams, power_of_two(sizes.groups)))
+    return LifeState(new_tournament(sizes.streams, power_of_two(sizes.groups)))
 
 
-def grow(old: State, fresh: State) -> State:
+def grow(old: LifeState, fresh: LifeState) -> LifeState:
     """A larger tournament with the same entrants."""
-    return State(grow_tournament(old.tournament, fresh.tournament))
+    return LifeState(grow_tournament(old.tournament, fresh.tournament))
 
 
 @kernel

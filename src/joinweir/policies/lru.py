@@ -27,18 +27,18 @@ class Params(Parameters):
     """Nothing of its own. Competing changes nothing: a newcomer is the latest reference."""
 
 
-class State(NamedTuple):
+class LruState(NamedTuple):
     """Keys (or rows) by last match."""
 
     heap: Heap  # of cells (group * k + side), or of slots
     touched: np.ndarray  # int64[cells] arrival that last matched the key
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> LruState:
     """Empty state."""
     cells = sizes.groups * sizes.streams
     heap = new_heap(sizes.streams, sizes.slots, cells if as_one else sizes.slots)
-    return State(heap, np.zeros(cells, np.int64))
+    return LruState(heap, np.zeros(cells, np.int64))
 
 
 # --- all rows of a key match as one ----------------------------------------------------------

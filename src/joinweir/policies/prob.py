@@ -29,15 +29,15 @@ class Params(FrequencyParameters):
     competing: bool = True
 
 
-class State(NamedTuple):
+class ProbState(NamedTuple):
     """Keys by frequency."""
 
     heap: Heap  # of cells (group * k + side)
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> ProbState:
     """Empty state."""
-    return State(new_heap(sizes.streams, sizes.slots, sizes.groups * sizes.streams))
+    return ProbState(new_heap(sizes.streams, sizes.slots, sizes.groups * sizes.streams))
 
 
 @kernel

@@ -26,7 +26,7 @@ class Params(Parameters):
     """Nothing of its own; the seed belongs to the join."""
 
 
-class State(NamedTuple):
+class RandState(NamedTuple):
     """The held rows of each pool, without gaps."""
 
     rows: np.ndarray  # int32[pools, slots]
@@ -34,9 +34,9 @@ class State(NamedTuple):
     n: np.ndarray  # int64[pools]
 
 
-def init(params: Params, sizes: Sizes, as_one: bool) -> State:
+def init(params: Params, sizes: Sizes, as_one: bool) -> RandState:
     """Empty state."""
-    return State(
+    return RandState(
         np.zeros((sizes.pools, sizes.slots), np.int32),
         np.zeros(sizes.slots, np.int32),
         np.zeros(sizes.pools, np.int64),
