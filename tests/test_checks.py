@@ -244,10 +244,8 @@ def test_check_policy_stops_at_the_first_broken_law(faulty, fault, name):
         jw.check_policy(jw.policy("faulty", fault=fault), compile=False)
 
 
-def test_a_policy_that_never_gives_way_is_stopped(faulty, monkeypatch):
-    """It would hang the process: compiled code cannot be interrupted."""
-    monkeypatch.setattr(checks, "PATIENCE", 2.0)
-    with pytest.raises(AssertionError, match="names_a_victim_when_it_must: no end after 2 s"):
+def test_a_policy_that_never_gives_way_is_caught_and_does_not_hang(faulty):
+    with pytest.raises(AssertionError, match="names_a_victim_when_it_must: a pool of"):
         jw.check_policy(jw.policy("faulty", fault="never"), compile=False)
 
 

@@ -457,7 +457,16 @@ def check_names_a_victim_when_it_must(params: Parameters) -> None:
     for case in _cases(params, unit="bytes"):
         (batch,) = case.parts()
         batch.action[::2] = L.PROBES  # never admitted, but logged
-        _in_a_child(functools.partial(_fresh(case).process, batch), case)
+        state = _fresh(case)
+        step = 1 if state.config.order == "probe_first" else batch.ts.size
+        for at in range(0, batch.ts.size, step):
+            state.process(L.Batch(*(values[at : at + step] for values in batch)))
+            for number, pool in enumerate(state.store.pool):
+                held = state.store.side["held"][state.store.side["pool"] == number].sum()
+                assert pool["used"] <= pool["cap"] or held == 0, (
+                    f"a pool of {pool['cap']} bytes stays at {pool['used']}, though {held} rows "
+                    f"are held, {case}"
+                )
 
 
 @law
