@@ -64,6 +64,7 @@ from .layout import (
     ORDERED,
     PARTNER,
     PINNED,
+    PLACED,
     PROBE_FIRST,
     PROBES,
     REFUSED,
@@ -524,6 +525,7 @@ def take_out(S, P, slot, t, on_remove, on_count):
     S.cell[g * k + s].rows -= 1
     S.side[s].held -= 1
     S.pool[S.side[s].pool].used -= S.slot[slot].size
+    S.slot[slot].row = NIL
     S.slot[slot].enext = np.int32(S.reg[FREE_SLOT])
     S.reg[FREE_SLOT] = slot
     S.reg[N_SLOTS] -= 1
@@ -565,6 +567,7 @@ def put_in(S, g, s, t, t_end, seq, row, size):
     slot = np.int32(S.reg[FREE_SLOT])
     S.reg[FREE_SLOT] = S.slot[slot].enext
     S.reg[N_SLOTS] += 1
+    S.reg[PLACED] = slot
     S.slot[slot].ts = t
     S.slot[slot].end = t_end
     S.slot[slot].seq = seq
@@ -841,10 +844,13 @@ def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_r
                 t_end = end_of(S, batch, r, s)
                 row, size, action = batch.row[r], batch.size[r], batch.action[r]
                 if not probing:
+                    S.reg[PLACED] = NIL
                     n_shed = admit(
                         S, P, g, s, t, t_end, seq, row, size, action & INSERTS, shed, n_shed,
                         on_count, on_insert, on_remove, victim,
                     )  # fmt: skip
+                    if order == PROBE_FIRST:
+                        batch.alike[r] = np.int32(S.reg[PLACED])
                 elif action & PROBES:
                     n_out = probe(
                         S, P, g, s, t, t_end, seq, row, order == EVICT_FIRST, out, n_out, on_match

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAGIC = b"JWEIR\x00"
 
 NIL = -1  # no slot, no group, no log entry
@@ -49,8 +49,9 @@ NOT_ADMITTED = -1  # what a policy's `victim` returns when the newcomer itself l
     PINNED,  # the arriving row's group, which may not be given up under it
     WANTED,  # room for results that the next row needs
     LEAST_SIZE,  # smallest charge of any row so far
+    PLACED,  # slot that the last admitted row went to, or NIL
     REG_SIZE,
-) = range(28)
+) = range(29)
 
 # --- Store.counters: one row a side ------------------------------------------------------------
 C_IN, C_EVICTED, C_REFUSED, C_EXPIRED, C_MATCHED_ARRIVALS, COUNTERS = range(6)
@@ -116,7 +117,7 @@ SLOT = record(  # a held row
     ts="i8",
     end="i8",  # first time at which the row is dead
     seq="i8",  # arrival number, the last tie-break
-    row="i8",  # the caller's number of the row
+    row="i8",  # the caller's number of the row; NIL when the slot is free
     group="i4",
     side="i4",
     size="i4",  # charge against the budget
@@ -171,4 +172,5 @@ class Batch(NamedTuple):
     size: np.ndarray  # int32[n] charge against the budget
     action: np.ndarray  # uint8[n] bits PROBES, INSERTS
     group: np.ndarray  # int32[n] filled in: the row's group while it is processed
-    alike: np.ndarray  # int32[n] filled in: the next row of the instant with the same key and side
+    alike: np.ndarray  # int32[n] filled in: the next row of the instant with the same key and side;
+    # when rows come one by one, the slot that the row went to, or NIL

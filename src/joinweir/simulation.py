@@ -554,36 +554,20 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         if allocation is not None:
             raise JoinweirError("allocation does not go with a budget per stream")
         given = _per_stream(given, k, "max_rows" if memory is None else "memory")
-    row_bytes, fixed = None, 0
+    row_bytes = None
+    given = given if isinstance(given, list) else [given]
     if memory is None:
-        amounts = [
-            whole_number(v, "max_rows") for v in (given if isinstance(given, list) else [given])
-        ]
+        amounts = [whole_number(v, "max_rows") for v in given]
     else:
-        amounts = [memory_bytes(v) for v in (given if isinstance(given, list) else [given])]
+        amounts = [memory_bytes(v) for v in given]
         charge = index_bytes_per_row(k) + policy_bytes_per_row(config)
         row_bytes = [bytes_per_row(table) + charge for table in problem.tables]
-        if config.accounting == "sketch":
-            config = _sized_sketch(config, sum(amounts))
-            fixed = 4 * k * (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
-    if isinstance(given, list):
-        capacity = [amount - fixed // k for amount in amounts]
-    else:
-        capacity = split_budget(amounts[0] - fixed, allocation or "even", problem.rates())
     unit = "rows" if memory is None else "bytes"
-    idle, for_rows = None, 1.0
-    if memory is not None:  # a tenth of the budget remembers keys that are not held
-        per_key = index_bytes_per_row(k) - L.SLOT.itemsize
-        idle = max(16, sum(capacity) // 10 // per_key)
-        if config.policy.source_of_frequencies() == "history":
-            capacity, for_rows = [c - c // 10 for c in capacity], 0.9
-        declared = definition(config.policy.name)
-        if declared.alternatives and declared.alternatives(config.policy):  # ghosts, see state.py
-            capacity = [c - c // GHOST_SHARE for c in capacity]
-            for_rows *= 1 - 1 / GHOST_SHARE
+    ready, fixed, for_rows = with_capacity(config, amounts, unit, allocation, problem.rates())
+    capacity = ready.capacity
     least = max(row_bytes) if row_bytes else 1
     if min(capacity) < least:
-        per = k if isinstance(given, list) else 1
+        per = k if len(given) > 1 else 1
         need = len(capacity) // per * int(np.ceil(least / for_rows)) + fixed // per
         more = " a stream" if per > 1 else ", more if one is slow" if allocation == "rates" else ""
         sketch = f" ({fixed:,} for the sketch; or use accounting='off')" if fixed else ""
@@ -592,10 +576,39 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
             f"{what} leaves no room for a row of every stream; it must be at least {need:,} "
             f"{unit}{more}{sketch}"
         )
-    ready = replace(config, capacity=tuple(capacity), unit=unit, max_idle=idle)
     if memory is not None:
         _refuse_a_log_that_does_not_fit(ready, problem, least)
     return Budget(ready, row_bytes, fixed)
+
+
+def with_capacity(
+    config: JoinConfig, amounts: Sequence[int], unit: str, allocation: str | None, rates: Any
+) -> tuple[JoinConfig, int, float]:
+    """The configuration for a budget: one amount for all streams, or one a stream.
+
+    Of bytes some go elsewhere before rows get theirs: the accounting sketch, keys remembered for
+    their frequency, ghosts. Also returned: the sketch's bytes, and the share of the rest for rows.
+    """
+    k = config.streams
+    fixed, idle, for_rows = 0, None, 1.0
+    if unit == "bytes" and config.accounting == "sketch":
+        config = _sized_sketch(config, sum(amounts))
+        fixed = 4 * k * (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
+    if len(amounts) > 1:
+        capacity = [amount - fixed // k for amount in amounts]
+    else:
+        capacity = split_budget(amounts[0] - fixed, allocation or "even", rates)
+    if unit == "bytes":  # a tenth of the budget remembers keys that are not held
+        per_key = index_bytes_per_row(k) - L.SLOT.itemsize
+        idle = max(16, sum(capacity) // 10 // per_key)
+        if config.policy.source_of_frequencies() == "history":
+            capacity, for_rows = [c - c // 10 for c in capacity], 0.9
+        declared = definition(config.policy.name)
+        if declared.alternatives and declared.alternatives(config.policy):  # ghosts, see state.py
+            capacity = [c - c // GHOST_SHARE for c in capacity]
+            for_rows *= 1 - 1 / GHOST_SHARE
+    ready = replace(config, capacity=tuple(capacity), unit=unit, max_idle=idle)
+    return ready, fixed, for_rows
 
 
 def _refuse_a_log_that_does_not_fit(config: JoinConfig, problem: Problem, least: int) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -151,20 +152,26 @@ class JoinState:
     # --- feeding ---------------------------------------------------------------------------
     def process(self, batch: L.Batch, *, results: bool = True, shed: bool = False) -> Outcome:
         """Process rows sorted by (ts, side, row) and return what came of them."""
-        pieces, dropped = [], []
+        k = self.config.streams
+        pairs, lost = [np.empty((0, k), np.int64)], [np.empty((0, 4), np.int64)]
+        for piece in self.process_in_pieces(batch, results=results, shed=shed):
+            pairs.append(piece.results)
+            lost.append(piece.shed)
+        return Outcome(np.concatenate(pairs), np.concatenate(lost))
+
+    def process_in_pieces(
+        self, batch: L.Batch, *, results: bool = True, shed: bool = False, room: int = 0
+    ) -> Iterator[Outcome]:
+        """Process rows and hand over what came of them bit by bit: about `room` results at a time.
+
+        The rows are processed as the pieces are taken; all must be.
+        """
         start, n = 0, batch.ts.size
         while start < n:
             stop = self._end_of_chunk(batch, start)
             part = L.Batch(*(column[start:stop] for column in batch))
-            pairs, lost = self._process_chunk(part, results, shed)
-            pieces.append(pairs)
-            dropped.append(lost)
+            yield from self._process_chunk(part, results, shed, room)
             start = stop
-        k = self.config.streams
-        return Outcome(
-            np.concatenate(pieces) if pieces else np.empty((0, k), np.int64),
-            np.concatenate(dropped) if dropped else np.empty((0, 4), np.int64),
-        )
 
     def _end_of_chunk(self, batch: L.Batch, start: int) -> int:
         chunk = min(CHUNK, max(LEAST_CHUNK, int(self.store.slot.size)))
@@ -178,7 +185,9 @@ class JoinState:
             stop += int(np.searchsorted(batch.ts[stop:], batch.ts[stop - 1], side="right"))
         return stop
 
-    def _process_chunk(self, part: L.Batch, results: bool, shed: bool):
+    def _process_chunk(
+        self, part: L.Batch, results: bool, shed: bool, room: int
+    ) -> Iterator[Outcome]:
         n = part.ts.size
         if self.config.order != "probe_first" and part.ts[0] <= self.store.reg[L.CLOCK]:
             raise JoinweirError(
@@ -188,22 +197,19 @@ class JoinState:
         self._make_room(n, int(part.size.min()))
         tuned_before = int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval()
         lost = np.empty((n + int(self.store.reg[L.N_SLOTS]) if shed else 0, 4), np.int64)
-        found, losses = [], []
-        room = max(2 * n, 1024) if results else 0
+        room = (room or max(2 * n, 1024)) if results else 0
         start = 0
         while start < n:
             out = np.empty((room, self.config.streams), np.int64)
             start, n_out, n_lost = self.compiled_run(
                 self.store, self.policy_state, part, start, out, lost
             )
-            found.append(out[:n_out])
-            losses.append(lost[:n_lost].copy())
+            yield Outcome(out[:n_out], lost[:n_lost].copy())
             room = max(room, 2 * int(self.store.reg[L.WANTED]))
         if self.ghosts:
             self._feed_ghosts(part)
             if int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval() > tuned_before:
                 self._tune()
-        return np.concatenate(found), np.concatenate(losses)
 
     # --- room ------------------------------------------------------------------------------
     def _sizes(self) -> Sizes:
@@ -297,14 +303,88 @@ class JoinState:
             parts |= {f"ghost{i}/{name}": place for name, place in ghost._parts().items()}
         return parts
 
-    def snapshot(self) -> bytes:
-        """The whole state as bytes: a header with checksum and digest, then plain arrays."""
-        arrays = {"ghost_out": self.ghost_out}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything that changes while the join runs, by name: the arrays themselves, no copies."""
+        chosen = self.choices.index(self.params) if self.choices else 0
+        arrays = {"ghost_out": self.ghost_out, "chosen": np.array([chosen], np.int64)}
         for name, (owner, attribute) in self._parts().items():
             arrays |= _flatten(name, getattr(owner, attribute))
-        shapes = {name: array.shape for name, array in arrays.items()}
-        chosen = self.choices.index(self.params) if self.choices else 0
-        head = json.dumps({"shapes": shapes, "chosen": chosen}).encode()
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, config: JoinConfig, arrays: dict[str, np.ndarray]) -> JoinState:
+        """A join that goes on with these arrays, as `arrays` gave them; it writes into them."""
+        state = cls(config, known={"key": np.empty(0, np.int64), "side": np.empty(0, np.int8)})
+        for name, fresh in state.arrays().items():
+            if name not in arrays or arrays[name].dtype != fresh.dtype:
+                raise StateError(f"the saved state lacks {name!r}, or has it in another form")
+        for name, (owner, attribute) in state._parts().items():
+            setattr(owner, attribute, _unflatten(name, getattr(owner, attribute), arrays))
+        state.ghost_out = arrays["ghost_out"]
+        if state.choices:
+            state.params = state.choices[int(arrays["chosen"][0])]
+        return state
+
+    def rebuilt(self, config: JoinConfig) -> tuple[JoinState, np.ndarray]:
+        """A join under another policy, budget or accounting that goes on with this one's rows.
+
+        Also returned: rows that did not fit any more, as in `Outcome.shed`. What carries over is
+        what both know: held rows, how often keys were seen, arrivals noted for exact accounting,
+        a sketch of the same shape. Counts of rows and results start at 0; a policy's own ranks
+        start as for new rows.
+        """
+        new = JoinState(config)
+        old = self.store
+        k = config.streams
+        held = np.flatnonzero(old.slot["row"] != L.NIL)
+        held = old.slot[held[np.argsort(old.slot["seq"][held])]]
+        groups = old.table["group"][old.table["group"] != L.NIL]
+        new._make_room(int(held.size + groups.size + old.reg[L.N_LOG]))
+        reg = new.store.reg
+        if reg[L.STATISTICS] == L.HISTORY and config.policy.source_of_frequencies() is not None:
+            times = old.cell["seen"].reshape(-1, k) - old.cell["rows"].reshape(-1, k)
+            known = groups[np.argsort(-times[groups].sum(axis=1), kind="stable")]
+            known = known[: int(min(known.size, reg[L.MAX_IDLE]))]
+            _recall(new.store, old.group["key"][known], times[known])
+        if reg[L.KEEP_LOG] and old.reg[L.KEEP_LOG]:
+            entries = [_in_list(old.log, ends["head"]) for ends in old.logs]
+            side = np.repeat(np.arange(k, dtype=np.int8), [e.size for e in entries])
+            noted = old.log[np.concatenate(entries)]
+            by = np.lexsort((side, noted["ts"]))
+            batch = make_batch(
+                config, ts=noted["ts"][by], side=side[by], key=old.group["key"][noted["group"]][by],
+                row=np.zeros(by.size, np.int64), end=noted["end"][by],
+                action=np.zeros(by.size, np.uint8),
+            )  # fmt: skip
+            new.process(batch, results=False)
+        keep_log, accounting = int(reg[L.KEEP_LOG]), int(reg[L.ACCOUNTING])
+        reg[L.KEEP_LOG], reg[L.ACCOUNTING] = 0, L.OFF  # the held rows are noted already
+        batch = make_batch(
+            config, ts=held["ts"], side=held["side"], key=old.group["key"][held["group"]],
+            row=held["row"], end=held["end"], size=held["size"],
+            action=np.full(held.size, L.INSERTS, np.uint8),
+        )  # fmt: skip
+        lost = new.process(batch, results=False, shed=True).shed
+        reg = new.store.reg
+        reg[L.KEEP_LOG], reg[L.ACCOUNTING] = keep_log, accounting
+        if config.accounting == "sketch" == self.config.accounting:
+            if new.store.sketch.shape == old.sketch.shape:
+                for name in ("sketch", "sketch_sum", "sketch_pane"):
+                    getattr(new.store, name)[:] = getattr(old, name)
+                for name in (n for n in old.side.dtype.names if n.startswith("sketch_")):
+                    new.store.side[name] = old.side[name]
+        for name in ("clock", "seen_max"):
+            new.store.side[name] = old.side[name]
+        reg[L.CLOCK] = old.reg[L.CLOCK]
+        reg[L.N_OUT] = reg[L.N_EXACT] = 0
+        new.store.sketch_out[:] = 0
+        new.store.counters[:] = 0
+        return new, lost
+
+    def snapshot(self) -> bytes:
+        """The whole state as bytes: a header with checksum and digest, then plain arrays."""
+        arrays = self.arrays()
+        head = json.dumps({name: array.shape for name, array in arrays.items()}).encode()
         body = b"".join(
             [struct.pack("<I", len(head)), head]
             + [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
@@ -332,23 +412,15 @@ class JoinState:
         if digest != config.digest():
             raise StateError("the state was saved by a join with another configuration")
         (head_length,) = struct.unpack_from("<I", body)
-        head = json.loads(bytes(body[4 : 4 + head_length]))
-        state = cls(config, known={"key": np.empty(0, np.int64), "side": np.empty(0, np.int8)})
-        fresh = {"ghost_out": state.ghost_out}
-        for name, (owner, attribute) in state._parts().items():
-            fresh |= _flatten(name, getattr(owner, attribute))
+        shapes = json.loads(bytes(body[4 : 4 + head_length]))
+        fresh = cls(config, known={"key": np.empty(0, np.int64), "side": np.empty(0, np.int8)})
+        kinds = {name: array.dtype for name, array in fresh.arrays().items()}
         arrays, at = {}, 4 + head_length
-        for name, shape in head["shapes"].items():
-            kind = fresh[name].dtype
-            size = int(np.prod(shape)) * kind.itemsize
-            arrays[name] = np.frombuffer(body[at : at + size], kind).reshape(shape).copy()
+        for name, shape in shapes.items():
+            size = int(np.prod(shape)) * kinds[name].itemsize
+            arrays[name] = np.frombuffer(body[at : at + size], kinds[name]).reshape(shape).copy()
             at += size
-        for name, (owner, attribute) in state._parts().items():
-            setattr(owner, attribute, _unflatten(name, getattr(owner, attribute), arrays))
-        state.ghost_out = arrays["ghost_out"]
-        if state.choices:
-            state.params = state.choices[head["chosen"]]
-        return state
+        return cls.from_arrays(config, arrays)
 
     # --- what was lost -------------------------------------------------------------------------
     def exact_size(self) -> tuple[float | None, float]:
@@ -422,6 +494,8 @@ def with_free_list(kind: np.dtype, n: int, link: str) -> np.ndarray:
     records = np.zeros(n, kind)
     records[link] = np.arange(1, n + 1)
     records[link][-1] = L.NIL
+    if "row" in kind.names:
+        records["row"] = L.NIL
     return records
 
 
@@ -505,6 +579,8 @@ def with_more_free(records: np.ndarray, n: int, link: str, reg: np.ndarray, head
     grown = larger(records, n)
     grown[link][old:] = np.arange(old + 1, n + 1)
     grown[link][-1] = reg[head]
+    if "row" in grown.dtype.names:
+        grown["row"][old:] = L.NIL
     reg[head] = old
     return grown
 
@@ -555,6 +631,35 @@ def _teach(S, key, side):
             S.group[g].idle = 1
             S.reg[L.N_IDLE] += 1
         S.cell[g * k + side[i]].known += 1
+
+
+@kernel
+def _recall(S, key, times):
+    """Remember how often keys were seen."""
+    k = S.reg[L.N_STREAMS]
+    for i in range(key.size):
+        g = add_group(S, key[i])
+        S.group[g].idle = 1
+        S.reg[L.N_IDLE] += 1
+        for s in range(k):
+            S.cell[g * k + s].seen = times[i, s]
+
+
+def _in_list(nodes: np.ndarray, head: int) -> np.ndarray:
+    """Indices of the nodes of a list, in its order."""
+    found = np.empty(nodes.size, np.int64)
+    return found[: _walk(nodes, head, found)]
+
+
+@kernel
+def _walk(nodes, head, found):
+    n = 0
+    at = head
+    while at != L.NIL:
+        found[n] = at
+        n += 1
+        at = nodes[at].enext
+    return n
 
 
 def _sampled(key: np.ndarray, one_in: int) -> np.ndarray:
