@@ -51,6 +51,10 @@ class Parameters:
         """Where the policy has frequencies of keys from; None if it needs none."""
         return None
 
+    def needs_whole_input(self) -> bool:
+        """Whether it can run only where all rows are known beforehand."""
+        return self.source_of_frequencies() == "oracle"
+
     def serves_workloads(self) -> bool:
         """Whether it can rank rows that serve several joins, if its file says how at all."""
         return self.source_of_frequencies() in (None, "history")

@@ -55,6 +55,10 @@ class Params(Parameters):
         one_of(self, "mode", ("mean", "row"))
         in_range(self, "training", 0.001, 1)
 
+    def needs_whole_input(self) -> bool:
+        """The best age of every single row is known only afterwards."""
+        return self.mode == "row" and self.keep is None
+
 
 class AgeState(NamedTuple):
     """Best ages, and rows by the time at which they reach theirs."""

@@ -242,9 +242,7 @@ def shed_packet(side: int, reason: np.ndarray, n_matched: np.ndarray, rows: pa.R
 
 def _out_packet(magic: bytes, side: int, batches: list[pa.RecordBatch]) -> bytes:
     streams = [to_ipc(batch) for batch in batches]
-    heads = [
-        _OUT.pack(magic, side, len(streams) - i, len(part)) for i, part in enumerate(streams)
-    ]
+    heads = [_OUT.pack(magic, side, len(streams) - i, len(part)) for i, part in enumerate(streams)]
     return b"".join(piece for pair in zip(heads, streams) for piece in pair)
 
 
@@ -315,5 +313,6 @@ def _shed_rows(spec: JoinSpec, schema: pa.Schema, side: int, told, rows) -> pa.R
 
 
 def _struct(spec: JoinSpec, side: int, rows: pa.RecordBatch) -> pa.Array:
-    names = [name for name, _ in spec.payload[side]]
-    return pa.StructArray.from_arrays(rows.columns[: len(names)], names=names)
+    names = [name for name, _, _ in spec.payload[side]]
+    first = spec.hidden[side]
+    return pa.StructArray.from_arrays(rows.columns[first : first + len(names)], names=names)

@@ -31,14 +31,17 @@ class JoinSpec:
     budget, unit, allocation
         Over all shards: one number, or one a stream, in rows or bytes; None is unbounded.
     payload
-        Per stream, the columns that are kept: [name, type as JSON]. Their names in packets are
-        c0, c1, …, since users' names may collide with ours and with each other. Key columns that
-        are kept only to compare them follow after these.
+        Per stream, the columns that are kept: [name, type as JSON, whether it may be null]. Their
+        names in packets are c0, c1, …, since users' names may collide with ours and each other.
+    hidden
+        Per stream, how many key columns stand before these, kept only to compare them.
     keys
         Per stream, which columns of a packet hold the key, to be compared after a match of hashes;
         empty if the 64 bits that the engine compares are the key itself.
     output
-        Columns of a result: [stream, payload column].
+        Columns of a result: [stream, column of its packet].
+    schemas
+        Per stream, the Arrow schema of its columns in a packet, serialised, in hexadecimal.
     identity
         What a checkpoint is tied to, by name.
     """
@@ -56,9 +59,11 @@ class JoinSpec:
     seed: int
     shards: int
     emit: str
-    payload: tuple[tuple[tuple[str, str], ...], ...]
+    payload: tuple[tuple[tuple[str, str, bool], ...], ...]
+    hidden: tuple[int, ...]
     keys: tuple[tuple[int, ...], ...]
     output: tuple[tuple[int, int], ...]
+    schemas: tuple[str, ...]
     identity: dict[str, Any]
 
     @property
