@@ -1,5 +1,14 @@
 """Joins on Spark: DataFrames in, a DataFrame out. Needs ``pip install joinweir[spark]``."""
 
-from .window_join import window_join
+try:
+    from .loss import LossListener, LossReport, SideLoss, loss_report
+    from .window_join import window_join
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.split(".")[0] not in ("pyspark", "pandas"):
+        raise
+    raise ModuleNotFoundError(
+        f"joinweir.spark needs {error.name}; install it with: pip install 'joinweir[spark]'",
+        name=error.name,
+    ) from error
 
-__all__ = ["window_join"]
+__all__ = ["LossListener", "LossReport", "SideLoss", "loss_report", "window_join"]
