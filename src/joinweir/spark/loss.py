@@ -337,9 +337,9 @@ def _newest_first(query: Any) -> Iterator[Any]:
 
 
 def _observations(progress: Any) -> dict[str, dict[str, Any]]:
-    """Join name -> metrics, of the window joins in a progress."""
+    """Join name -> metrics, of the window joins in a progress, by name: Spark has no order."""
     found = {}
-    for observed, row in (_attribute(progress, "observedMetrics") or {}).items():
+    for observed, row in sorted((_attribute(progress, "observedMetrics") or {}).items()):
         if observed.startswith(PREFIX):
             metrics = _metrics(row)
             if "n_out" in metrics:  # another joinweir operator may report other things
