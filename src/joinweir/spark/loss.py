@@ -463,8 +463,8 @@ class LossListener(StreamingQueryListener):
     """Keeps the loss of every micro-batch in a file and shows the latest to Prometheus.
 
     Add it with ``spark.streams.addListener(listener)``, on classic Spark and on Spark Connect; it
-    runs in the Python process that adds it. A failure to write is logged once and never reaches
-    the query.
+    runs in the Python process that adds it, and is not pickled. A failure to write is logged once
+    and never reaches the query.
 
     Parameters
     ----------
