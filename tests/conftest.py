@@ -67,3 +67,14 @@ else:
     # The same examples everywhere and every time; compiling a kernel has no deadline.
     settings.register_profile("joinweir", derandomize=True, deadline=None, max_examples=60)
     settings.load_profile("joinweir")
+
+    import pytest
+
+    @pytest.fixture(scope="session")
+    def spark(tmp_path_factory):
+        """The tests' Spark session, started by the first test that asks for it."""
+        from spark_session import small_session
+
+        session = small_session(tmp_path_factory.mktemp("spark"))
+        yield session
+        session.stop()

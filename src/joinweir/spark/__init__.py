@@ -2,6 +2,7 @@
 
 try:
     from .loss import LossListener, LossReport, SideLoss, loss_report
+    from .source import check_source_options, register_source
     from .window_join import window_join
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] not in ("pyspark", "pandas"):
@@ -11,4 +12,12 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-__all__ = ["LossListener", "LossReport", "SideLoss", "loss_report", "window_join"]
+__all__ = [
+    "LossListener",
+    "LossReport",
+    "SideLoss",
+    "check_source_options",
+    "loss_report",
+    "register_source",
+    "window_join",
+]
