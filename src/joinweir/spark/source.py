@@ -521,16 +521,19 @@ class _Pace:
         self.period_rows = self.calm_rows + (self.period - self.calm) * self.rate * self.factor
 
     def arrival_us(self, rows: np.ndarray) -> np.ndarray:
-        """Microseconds from the start to each row; non-decreasing, whatever the rounding."""
+        """Microseconds from the start to each row, rounded to the nearest; non-decreasing.
+
+        Each step below is non-decreasing in `rows` also in floating point, so that no cut of the
+        rows can show a step back.
+        """
         if self.steady:
-            return np.floor(rows / self.rate).astype(np.int64)
+            return np.rint(rows / self.rate).astype(np.int64)
         period = np.floor(rows / self.period_rows)
         rest = np.clip(rows - period * self.period_rows, 0.0, self.period_rows)
         calm = np.minimum(rest / self.rate, self.calm)
         burst = np.maximum(rest - self.calm_rows, 0.0) / (self.rate * self.factor)
-        return np.floor(period * self.period + np.minimum(calm + burst, self.period)).astype(
-            np.int64
-        )
+        at = period * self.period + np.minimum(calm + burst, self.period)
+        return np.rint(at).astype(np.int64)
 
     def rows_due(self, elapsed_us: int) -> int:
         """How many rows have arrived after `elapsed_us`."""
