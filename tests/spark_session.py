@@ -59,6 +59,25 @@ def worker_environment() -> dict[str, str]:
     }
 
 
+def connect_session(**more: str) -> Any:
+    """A Spark Connect session with a server of its own.
+
+    For a process of its own: Spark refuses a Connect and a classic session side by side.
+    """
+    os.environ.update(worker_environment())
+    # Makes PySpark take a free port for the server; else it is 15002, and two runs collide.
+    os.environ["SPARK_TESTING"] = "1"
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote(SETTINGS["spark.master"])
+    settings = {name: value for name, value in SETTINGS.items() if name != "spark.master"}
+    # Loopback only: the server's default is every address of the machine.
+    settings["spark.connect.grpc.binding.address"] = "127.0.0.1"
+    for name, value in (settings | more).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
 def small_session(directory: Path, **more: str) -> Any:
     """Start the session; tables and scratch files go below `directory`, never into the tree."""
     os.environ.update(worker_environment())  # before the JVM starts, which hands it on

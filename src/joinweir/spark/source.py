@@ -94,13 +94,13 @@ def _whole(name: str, text: str, low: int, high: int = LARGEST_ROW) -> int:
     return value
 
 
-def _number(name: str, text: str, low: float, high: float, *, above: bool = False) -> float:
+def _number(name: str, text: str, low: float, high: float) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not low <= value <= high or (above and value == low):
-        raise _bad(name, f"a number {'above' if above else 'from'} {low:g} to {high:g}", text)
+    if not low <= value <= high:
+        raise _bad(name, f"a number from {low:g} to {high:g}", text)
     return value
 
 
@@ -160,12 +160,10 @@ _OPTIONS = {
     "seed": _Option("seed", lambda name, text: _whole(name, text, 0), 0),
     "limit": _Option("limit", lambda name, text: _whole(name, text, 0)),
     "rowsPerSecond": _Option(
-        "rows_per_second", lambda name, text: _number(name, text, 0, 1e9, above=True), 1000.0
+        "rows_per_second", lambda name, text: _number(name, text, 1e-6, 1e9), 1000.0
     ),
     "rowsPerBatch": _Option("rows_per_batch", lambda name, text: _whole(name, text, 1)),
-    "burstFactor": _Option(
-        "burst_factor", lambda name, text: _number(name, text, 0, 1e6, above=True), 1.0
-    ),
+    "burstFactor": _Option("burst_factor", lambda name, text: _number(name, text, 1e-3, 1e6), 1.0),
     "burstPeriod": _Option(
         "burst_period_us", lambda name, text: _length_us(name, text, 1000), 60_000_000
     ),
@@ -289,7 +287,18 @@ def check_source_options(options: Mapping[str, object]) -> SourceOptions:
         name, annotation = allowed[folded]
         parameters[name] = _parameter(name, annotation, text)
     _check_together(fields, parameters, given)
-    return SourceOptions(**fields, parameters=tuple(sorted(parameters.items())))
+    checked = SourceOptions(**fields, parameters=tuple(sorted(parameters.items())))
+    last = checked.limit or 0
+    if checked.time_step_us is None:
+        length = float(_Pace(checked).arrival(np.array([last]))[0])
+    else:
+        length = float(last * checked.time_step_us)
+    if max(checked.start_us or 0, 0) + length >= LATEST_US:
+        raise JoinweirError(
+            "option limit: the last row would come after the year 38,000; raise rowsPerSecond"
+            " or lower timeStep"
+        )
+    return checked
 
 
 def _check_together(fields: dict, parameters: dict, given: Mapping) -> None:
@@ -315,13 +324,6 @@ def _check_together(fields: dict, parameters: dict, given: Mapping) -> None:
         raise JoinweirError(
             f"option side must be left or right, as generator {kind} makes two streams, not"
             f" {fields['side']}"
-        )
-    start = fields["start_us"] or 0
-    last = (fields["limit"] or 1) * (fields["time_step_us"] or 1e6 / fields["rows_per_second"])
-    if start + last >= LATEST_US:
-        raise JoinweirError(
-            "option limit: the last row would be after the year 38,000; raise rowsPerSecond"
-            " or lower timeStep"
         )
 
 
@@ -521,19 +523,22 @@ class _Pace:
         self.period_rows = self.calm_rows + (self.period - self.calm) * self.rate * self.factor
 
     def arrival_us(self, rows: np.ndarray) -> np.ndarray:
-        """Microseconds from the start to each row, rounded to the nearest; non-decreasing.
+        """Microseconds from the start to each row, rounded to the nearest."""
+        return np.rint(self.arrival(rows)).astype(np.int64)
 
-        Each step below is non-decreasing in `rows` also in floating point, so that no cut of the
-        rows can show a step back.
+    def arrival(self, rows: np.ndarray) -> np.ndarray:
+        """As `arrival_us`, unrounded.
+
+        Each step is non-decreasing in `rows` also in floating point, so that no cut of the rows
+        can show a step back.
         """
         if self.steady:
-            return np.rint(rows / self.rate).astype(np.int64)
+            return rows / self.rate
         period = np.floor(rows / self.period_rows)
         rest = np.clip(rows - period * self.period_rows, 0.0, self.period_rows)
         calm = np.minimum(rest / self.rate, self.calm)
         burst = np.maximum(rest - self.calm_rows, 0.0) / (self.rate * self.factor)
-        at = period * self.period + np.minimum(calm + burst, self.period)
-        return np.rint(at).astype(np.int64)
+        return period * self.period + np.minimum(calm + burst, self.period)
 
     def rows_due(self, elapsed_us: int) -> int:
         """How many rows have arrived after `elapsed_us`."""
@@ -568,7 +573,7 @@ def _arrow_schema(options: SourceOptions) -> pa.Schema:
 
 
 def _payload(options: SourceOptions, start: int, stop: int) -> pa.Array:
-    """Letters a … p, made eight at a time: 1 GB/s, where Python strings would give 20 MB/s."""
+    """Letters a … p, eight to a draw: 0.7 GB/s for 20 bytes a row, 1.3 GB/s for 1,000."""
     n, width = stop - start, options.payload_bytes
     words = -(-width // 8)
     role = f"source {options.side_name} payload"
