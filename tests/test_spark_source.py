@@ -57,7 +57,7 @@ def test_any_cut_of_the_rows_gives_the_same_rows(kind, cuts, side):
         "side": side,
         "nullShare": 0.1,
         "disorder": "3 s",
-        "payloadBytes": 5,
+        "payloadBytes": 20,
         "burstFactor": 7,
         "seed": 3,
         **NEEDED.get(kind, {}),
@@ -155,6 +155,13 @@ def test_a_shared_copy_process_repeats_its_keys_on_the_other_side():
 
     assert repeated("true") > 0.7
     assert repeated("false") < 0.1
+
+
+def test_a_shared_copy_process_deals_each_row_to_one_side():
+    options = {"generator": "copy_pair", "domain": 10_000, "shared": "true"}
+    sides = [keys(0, 70_000, side=side, **options) for side in ("left", "right")]
+    process = source._Keys(check_source_options(options))._blocks(0, 140_000)
+    assert np.array_equal(np.sort(sides, axis=0), np.sort(process.reshape(-1, 2).T, axis=0))
 
 
 def test_drift_changes_both_sides_at_the_same_event_time():
