@@ -286,6 +286,7 @@ def test_payload_has_its_bytes(width):
         ({"side": "middle"}, ["side", "left, right", "'middle'"]),
         ({"side": 0}, ["side", "left, right", "'0'"]),
         ({"generator": "gismo_pair", "side": 3}, ["side", "left or right", "gismo_pair"]),
+        ({"generator": "copy_pair", "shared": "true", "side": 3}, ["side", "left or right"]),
         ({"rowsPerSecond": 0}, ["rowsPerSecond", "from 1e-06"]),
         ({"rowsPerSecond": "nan"}, ["rowsPerSecond", "'nan'"]),
         ({"rowsPerBatch": 0}, ["rowsPerBatch", "from 1"]),

@@ -76,6 +76,9 @@ _OWN_OPTION = {
     "n": "limit",
 }
 
+# Pairs that can be continued to a third stream and more.
+_ANY_SIDE = {"zipf_pair", "copy_pair", "drift_pair", "random_walk_pair"}
+
 
 # --- options --------------------------------------------------------------------------------------
 
@@ -319,8 +322,9 @@ def _check_together(fields: dict, parameters: dict, given: Mapping) -> None:
             "generator interval_locality needs the option limit: its sweep over the master table"
             " takes that many rows"
         )
-    dealt = kind == "gismo_pair" or (kind == "copy_pair" and parameters.get("shared"))
-    if dealt and fields["side"] > 2:
+    dealt = kind == "copy_pair" and parameters.get("shared")
+    two_only = kind.endswith("_pair") and (dealt or kind not in _ANY_SIDE)
+    if two_only and fields["side"] > 2:
         raise JoinweirError(
             f"option side must be left or right, as generator {kind} makes two streams, not"
             f" {fields['side']}"
