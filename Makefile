@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # What `make setup` installs besides the core; `make setup EXTRAS=dev` installs everything.
-EXTRAS ?= test,optimum,report
+EXTRAS ?= test,spark,optimum,report
 comma  := ,
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 

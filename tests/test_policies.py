@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -140,23 +142,36 @@ def test_special_cases_of_gdj_are_identical_to_their_namesakes(special, plain, a
     assert all((x == y).all() for x, y in zip(a.shed, b.shed, strict=True))
 
 
-def test_gdj_by_key_and_row_by_row_are_identical():
-    """The paged histogram and the search tree are two ways to the same credits."""
+@pytest.mark.parametrize("late", [0, 3, WINDOW // 5, 2 * WINDOW])
+@pytest.mark.parametrize("capacity", [(500, 500), (700,)])
+def test_gdj_by_key_and_row_by_row_are_identical(late, capacity):
+    """The paged histogram and the search tree are two ways to the same credits.
+
+    Out of order some rows of a key gain and others do not: more or fewer than those that do.
+    """
     pair = jw.streams.zipf_pair(20_000, domain=40, skew=1.2, seed=8)
-    config = JoinConfig(jw.policy("gdj", initial_rank=0.3), (WINDOW, WINDOW), (500, 500))
+    config = JoinConfig(
+        jw.policy("gdj", initial_rank=0.3), (WINDOW, WINDOW // 2), capacity,
+        ordered=not late, lateness=(late, late) if late else (),
+    )  # fmt: skip
     assert gdj.choose_run(config.policy, True) is gdj.run
     ts = np.concatenate([pair[0]["ts"], pair[1]["ts"]])
     side = np.repeat([0, 1], 20_000).astype(np.int8)
     row = np.tile(np.arange(20_000), 2)
     key = np.concatenate([pair[0]["key"], pair[1]["key"]])
     by = np.lexsort((row, side, ts))
+    if late:  # rows come up to `late` after their time
+        delay = np.random.default_rng(1).integers(0, late, ts.size)
+        by = np.lexsort((row, side, ts + delay))
     outcomes = []
     for by_row in (False, True):
         state = JoinState(config)
         if by_row:
             state.compiled_run = gdj.run_by_row
-            state.policy_state = gdj.init(config.policy, state._sizes(), False)
-            state._fresh_policy_state = lambda s=state: gdj.init(config.policy, s._sizes(), False)
+            state._fresh_policy_state = lambda s=state: gdj.init(
+                config.policy, replace(s._sizes(), workload=True), False
+            )
+            state.policy_state = state._fresh_policy_state()
         batch = make_batch(config, ts=ts[by], side=side[by], key=key[by], row=row[by])
         outcomes.append(state.process(batch, results=True, shed=True))
     assert np.array_equal(outcomes[0].results, outcomes[1].results)

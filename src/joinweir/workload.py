@@ -273,7 +273,7 @@ class _Runner:
     def _sizes(self) -> Sizes:
         # Policies number rows, not keys, here: as many groups as slots.
         slots = self.store.slot.size
-        return Sizes(self.streams, self.store.pool.size, slots, slots)
+        return Sizes(self.streams, self.store.pool.size, slots, slots, workload=True)
 
     def _new_store(self, accounting: str, seed: int) -> WorkloadStore:
         n, k = 64, self.positions

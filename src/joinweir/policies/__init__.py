@@ -28,6 +28,7 @@ class Sizes:
     pools: int
     slots: int
     groups: int
+    workload: bool = False  # for `run_workload`, not for `run`
 
 
 @dataclass(frozen=True)

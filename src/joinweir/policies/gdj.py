@@ -30,8 +30,9 @@ Deviations and choices where the paper is silent:
 Cost per arrival: methods 1 and 3, victim in O(log B): all rows of a key gain together, so a heap
 of keys and a small heap inside each suffice; the percentile is kept in a histogram (`Credits`) in
 which a key's rows move 128 credits at a time (O(1 + m / 128) for a key whose credits lie close,
-O(m) at worst, m = rows that gain). Method 2, the special cases, and joins whose rows come out of
-order or by instants: O((1 + m) log B) in a search tree.
+O(m) at worst, m = rows that gain; rows of the key that do not gain with the others, since a row
+came out of order, cost O(log m) each). Method 2 and the special cases: O((1 + m) log B) in a search
+tree.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ from ..workload_engine import ignore_weight, workload_loop
 from . import FrequencyParameters, Policy, Sizes, in_range, one_of
 
 PAGED_ABOVE, UNPAGED_BELOW = 15, 8  # rows of a key; apart, lest one row turn it to and fro
+FEW = 4  # rows of a paged key that may gain, or not gain, by themselves
 ROWS_PER_PAGE = 8  # with fewer a key is too thin for pages; bounds their memory, too
 TRIED_RANKS = (0.02, 0.1, 0.25, 0.45, 0.7, 0.95)
 FROM_RANK, FROM_MAX, FROM_FREQUENCY = range(3)
@@ -138,7 +140,7 @@ class Params(FrequencyParameters):
         return {0: BY_NOTHING, 1: BY_ONE, "rank": by_rank, "max": BY_MAX}[rule]
 
     def by_key(self) -> bool:
-        """Whether the rows of a key always gain together and by 1."""
+        """Whether the rows of a key gain together and by 1."""
         return self.gains() in (BY_ONE, BY_NOTHING) and self.initial == "rank"
 
 
@@ -164,7 +166,7 @@ class GdjState(NamedTuple):
 
 def init(params: Params, sizes: Sizes, as_one: bool) -> GdjState:
     """Empty state; only the structures that will be used have room."""
-    grouped = as_one and params.by_key()
+    grouped = params.by_key() and not sizes.workload
     cells = sizes.groups * sizes.streams if grouped else 1
     by_key = sizes.slots if grouped else 1
     initial = {"rank": FROM_RANK, "max": FROM_MAX, "frequency": FROM_FREQUENCY}[params.initial]
@@ -254,16 +256,90 @@ def on_match(S, P, group, side, t, seq, first, n):
     if P.rules[1] == BY_ONE:
         cell = group * S.reg[N_STREAMS] + side
         pool = S.side[side].pool
-        if P.credits.group[cell].paged:
-            pages_gain(P.credits, pool, cell)
+        if n < S.cell[cell].rows:
+            gain_of_some(S, P, cell, pool, first, n)
         else:
-            slot = S.cell[cell].head
-            while slot != NIL:
-                tally_gain(P.credits, pool, P.heaps.kin[slot].base + P.credits.group[cell].gain)
-                slot = S.slot[slot].knext
-        P.credits.group[cell].gain += 1
+            if P.credits.group[cell].paged:
+                pages_gain(P.credits, pool, cell)
+            else:
+                tally_rows(S, P, cell, pool, first, n)
+            P.credits.group[cell].gain += 1
         enter(S, P, cell, side)
         P.ageing[pool].gained += n
+
+
+@kernel
+def tally_rows(S, P, cell, pool, first, n):
+    """So many rows of a key gain 1 in the histogram."""
+    slot = first
+    for _ in range(n):
+        tally_gain(P.credits, pool, P.heaps.kin[slot].base + P.credits.group[cell].gain)
+        slot = S.slot[slot].knext
+
+
+@kernel
+def gain_of_some(S, P, cell, pool, first, n):
+    """Some rows of a key gain: others are outside the window of a row that came out of order.
+
+    The smaller part is touched row by row: either the n rows gain, or all do and the others' bases
+    fall. The others are few unless rows come very late.
+    """
+    key = P.credits.group[cell]
+    rows = S.cell[cell].rows
+    others = rows - n
+    if key.paged and min(n, others) > FEW:  # a page for each would overfill them
+        count_rows(S, P, cell, rows, -1)
+        key.paged = 0
+    if n <= others:
+        tally_rows(S, P, cell, pool, first, n)
+        slot = first
+        for _ in range(n):
+            base = P.heaps.kin[slot].base
+            if key.paged:
+                page_count(P.credits, cell, base, -1)
+                page_count(P.credits, cell, base + 1, 1)
+            pair_remove(P.heaps, S.slot, cell, slot)
+            pair_insert(P.heaps, S.slot, cell, slot, base + 1)
+            slot = S.slot[slot].knext
+    else:
+        if key.paged:
+            others_keep(S, P, cell, first, others, False)
+            pages_gain(P.credits, pool, cell)
+        else:
+            tally_rows(S, P, cell, pool, first, n)
+        key.gain += 1
+        others_keep(S, P, cell, first, others, True)
+    if key.paged and key.pages * ROWS_PER_PAGE > rows:
+        count_rows(S, P, cell, rows, -1)
+        key.paged = 0
+
+
+@kernel
+def others_keep(S, P, cell, first, others, lower):
+    """Rows of a key before and behind those that gain: out of the pages, or in with a lower base."""
+    slot = S.cell[cell].head
+    before = 0
+    while slot != first:
+        keep_credit(S, P, cell, slot, lower)
+        slot = S.slot[slot].knext
+        before += 1
+    slot = S.cell[cell].tail
+    for _ in range(others - before):
+        keep_credit(S, P, cell, slot, lower)
+        slot = S.slot[slot].kprev
+
+
+@kernel
+def keep_credit(S, P, cell, slot, lower):
+    base = P.heaps.kin[slot].base
+    paged = P.credits.group[cell].paged
+    if not lower:
+        page_count(P.credits, cell, base, -1)
+        return
+    if paged:
+        page_count(P.credits, cell, base - 1, 1)
+    pair_remove(P.heaps, S.slot, cell, slot)
+    pair_insert(P.heaps, S.slot, cell, slot, base - 1)
 
 
 @kernel
@@ -424,7 +500,7 @@ def run_by_row(S, P, batch, start, out, shed):
 
 def choose_run(params: Params, as_one: bool):
     """The loop that fits."""
-    return run if as_one and params.by_key() else run_by_row
+    return run if params.by_key() else run_by_row
 
 
 def credits(S, P: GdjState) -> np.ndarray:
