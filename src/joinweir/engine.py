@@ -455,19 +455,69 @@ def exact_matches(S, g, side, t, t_end):
 
 
 @kernel
+def note_grain(S, s, t):
+    """Learn the largest step of which all times of a side are multiples, from its first one on.
+
+    Seconds in a column of microseconds, say. Then a window's edge mostly falls on rows, and to
+    spread a pane's rows evenly over its ticks would count half a step too many at every edge.
+    """
+    grain = S.side[s].sketch_grain
+    if grain == 1:
+        return
+    if S.side[s].sketch_first == NO_PANE:
+        S.side[s].sketch_first = t
+    step = abs(t - S.side[s].sketch_first)
+    if grain == 0 or step % grain != 0:
+        while step != 0:
+            grain, step = step, grain % step
+        S.side[s].sketch_grain = grain
+
+
+@kernel
+def share_until(S, s, start, stop, edge):
+    """Which share of a pane's rows, of times from start to before stop, is not after the edge."""
+    grain = S.side[s].sketch_grain
+    if grain == 1:
+        return (edge - start + 1) / (stop - start)
+    if grain == 0:  # all rows so far are of one time
+        grain = np.int64(1 << 62)
+    first = S.side[s].sketch_first
+    before = (start - 1 - first) // grain
+    return ((edge - first) // grain - before) / max(1, (stop - 1 - first) // grain - before)
+
+
+@kernel
+def count_in_sketch(S, key, side, place):
+    """Add an arrival to its pane and to the sum."""
+    k, _, depth, width = S.sketch.shape
+    for d in range(depth):
+        h = sketch_hash(key, d * k + side)
+        cell = h & (width - 1)
+        S.sketch[side, place, d, cell] += sign_of(h)
+        S.sketch_sum[side, d, cell] += sign_of(h)
+
+
+@kernel
+def clear_pane(S, s, place):
+    """Take a pane out of the sum."""
+    _, _, depth, width = S.sketch.shape
+    for d in range(depth):
+        for cell in range(width):
+            S.sketch_sum[s, d, cell] -= S.sketch[s, place, d, cell]
+            S.sketch[s, place, d, cell] = 0
+
+
+@kernel
 def drop_panes(S, s, t):
-    """Take panes that have wholly left the window out of the sums."""
-    _, places, depth, width = S.sketch.shape
+    """Take panes that have wholly left the window out of the sums (rows in order)."""
+    _, places, _, _ = S.sketch.shape
     cut = (t - S.side[s].lifetime) // S.side[s].sketch_span
     if cut <= S.side[s].sketch_low:
         return
     for place in range(places):
         if S.sketch_pane[s, place] != NO_PANE and S.sketch_pane[s, place] < cut:
             S.sketch_pane[s, place] = NO_PANE
-            for d in range(depth):
-                for cell in range(width):
-                    S.sketch_sum[s, d, cell] -= S.sketch[s, place, d, cell]
-                    S.sketch[s, place, d, cell] = 0
+            clear_pane(S, s, place)
     S.side[s].sketch_low = cut
 
 
@@ -483,33 +533,225 @@ def sketch_arrival(S, key, side, t):
 
     Every depth is an estimator of its own (charikar2002): unbiased, since the signs of other keys
     cancel in the mean; their spread gives the standard error. The pane that the window's edge cuts
-    counts in proportion.
+    counts in proportion, to the share w of its rows that are inside if they are spread evenly.
+
+    What that adds to the variance is counted, too. A key's n rows in the cut pane are inside with
+    probability w each, so an arrival's count of them has the variance n w (1 - w). The key's r
+    earlier arrivals while the edge crossed the pane erred to the same side: their edges were, on
+    average, half as far into it, and the covariances with them add n w (1 - w) r. The key's rows in
+    the arrival's own pane stand for r. Both counts are sketched, by independent hash functions.
     """
     k, places, depth, width = S.sketch.shape
     for s in range(k):
         drop_panes(S, s, S.reg[CLOCK])
-    for d in range(depth):
-        product = 1.0
-        for s in range(k):
-            if s != side:
-                h = sketch_hash(key, d * k + s)
-                cell = h & (width - 1)
-                span = S.side[s].sketch_span
-                edge = t - S.side[s].lifetime  # rows of this time and before are out
-                cut = edge // span
-                estimate = float(S.sketch_sum[s, d, cell])
-                if S.sketch_pane[s, cut % places] == cut:
-                    gone = (edge - cut * span + 1) / span
-                    estimate -= gone * S.sketch[s, cut % places, d, cell]
-                product *= estimate * sign_of(h)
-        S.sketch_out[d] += product
+    note_grain(S, side, t)
     pane = t // S.side[side].sketch_span
-    S.sketch_pane[side, pane % places] = pane
+    own = pane % places
+    S.sketch_pane[side, own] = pane
+    product, variance = 2 * depth, 3 * depth
     for d in range(depth):
-        h = sketch_hash(key, d * k + side)
-        cell = h & (width - 1)
-        S.sketch[side, pane % places, d, cell] += sign_of(h)
-        S.sketch_sum[side, d, cell] += sign_of(h)
+        S.sketch_out[product + d] = 1.0
+        S.sketch_out[variance + d] = 0.0
+    for s in range(k):
+        if s == side:
+            continue
+        span = S.side[s].sketch_span
+        edge = t - S.side[s].lifetime  # rows of this time and before are out
+        cut = edge // span
+        place = cut % places
+        gone = 0.0
+        if S.sketch_pane[s, place] == cut:
+            gone = share_until(S, s, cut * span, cut * span + span, edge)
+        spread = gone * (1.0 - gone)
+        longer = span / S.side[side].sketch_span
+        for d in range(depth):
+            h = sketch_hash(key, d * k + s)
+            cell = h & (width - 1)
+            estimate = float(S.sketch_sum[s, d, cell])
+            one = S.sketch_out[product + d]
+            added = 0.0
+            if gone > 0.0:
+                at_edge = float(S.sketch[s, place, d, cell])
+                estimate -= gone * at_edge
+                if spread > 0.0:
+                    g = sketch_hash(key, d * k + side)
+                    before = S.sketch[side, own, d, g & (width - 1)] * sign_of(g)
+                    added = spread * at_edge * sign_of(h) * (1.0 + before * longer)
+            S.sketch_out[product + d] = one * estimate * sign_of(h)
+            if k == 2:
+                S.sketch_out[variance + d] = added
+            else:
+                S.sketch_out[variance + d] = (
+                    S.sketch_out[variance + d] * estimate * estimate + one * one * added
+                )
+    for d in range(depth):
+        S.sketch_out[d] += S.sketch_out[product + d]
+        S.sketch_out[depth + d] += S.sketch_out[variance + d]
+    count_in_sketch(S, key, side, own)
+
+
+# --- the sketch when rows come out of order ------------------------------------------------------
+# A side's panes are then a list by time, not a ring: one side may be hours ahead of another, and
+# all that its rows can still match must be covered. A new pane is one span long; when there is no
+# place for it, the two neighbours that are shortest together become one. So memory is fixed, edges
+# get coarser while a side lags behind, and fine again when it has caught up.
+# In sketch_pane[s]: [i] first time in pane i, [places + i] last time, [2 * places + i] its place;
+# the places of i >= sketch_live are free.
+@kernel
+def panes_until(S, s, t):
+    """How many panes begin at t or before."""
+    low, high = np.int64(0), S.side[s].sketch_live
+    while low < high:
+        middle = (low + high) // 2
+        if S.sketch_pane[s, middle] <= t:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def remove_pane(S, s, i):
+    """Take an empty pane off the list."""
+    places = S.sketch.shape[1]
+    panes = S.sketch_pane[s]
+    place = panes[2 * places + i]
+    S.side[s].sketch_live -= 1
+    n = S.side[s].sketch_live
+    for j in range(i, n):
+        panes[j] = panes[j + 1]
+        panes[places + j] = panes[places + j + 1]
+        panes[2 * places + j] = panes[2 * places + j + 1]
+    panes[2 * places + n] = place
+
+
+@kernel
+def merge_panes(S, s):
+    """Make one pane of two neighbours, those that are shortest together."""
+    _, places, depth, width = S.sketch.shape
+    panes = S.sketch_pane[s]
+    best = 0
+    for i in range(1, S.side[s].sketch_live - 1):
+        if panes[places + i + 1] - panes[i] < panes[places + best + 1] - panes[best]:
+            best = i
+    a, b = panes[2 * places + best], panes[2 * places + best + 1]
+    for d in range(depth):
+        for cell in range(width):
+            S.sketch[s, a, d, cell] += S.sketch[s, b, d, cell]
+            S.sketch[s, b, d, cell] = 0
+    panes[places + best] = panes[places + best + 1]
+    remove_pane(S, s, best + 1)
+
+
+@kernel
+def enter_pane(S, s, t):
+    """Which pane of the list takes a row, made if there is none."""
+    places = S.sketch.shape[1]
+    panes = S.sketch_pane[s]
+    span = S.side[s].sketch_span
+    start = t // span * span
+    while True:
+        i = panes_until(S, s, start + span - 1) - 1
+        if i >= 0 and panes[places + i] >= start:
+            panes[i] = min(panes[i], t)
+            panes[places + i] = max(panes[places + i], t)
+            return i
+        if S.side[s].sketch_live < places:
+            break
+        merge_panes(S, s)
+    i += 1
+    n = S.side[s].sketch_live
+    place = panes[2 * places + n]
+    for j in range(n, i, -1):
+        panes[j] = panes[j - 1]
+        panes[places + j] = panes[places + j - 1]
+        panes[2 * places + j] = panes[2 * places + j - 1]
+    panes[i] = t
+    panes[places + i] = t
+    panes[2 * places + i] = place
+    S.side[s].sketch_live += 1
+    return i
+
+
+@kernel
+def pane_length(S, s, i):
+    places = S.sketch.shape[1]
+    return max(S.side[s].sketch_span, S.sketch_pane[s, places + i] - S.sketch_pane[s, i] + 1)
+
+
+@kernel
+def sketch_unordered(S, key, side, t):
+    """As `sketch_arrival`, for two streams whose rows may come out of order.
+
+    An arrival matches rows of the other side that are later than t - (their life) and earlier than
+    t + (its own life). Both edges may cut a pane.
+    """
+    k, places, depth, width = S.sketch.shape
+    for s in range(k):
+        while (
+            S.side[s].sketch_live > 0
+            and S.sketch_pane[s, places] + S.side[s].lifetime <= S.side[s].clock
+        ):
+            clear_pane(S, s, S.sketch_pane[s, 2 * places])
+            remove_pane(S, s, 0)
+    note_grain(S, side, t)
+    counts = t + S.side[side].lifetime > S.side[side].clock  # else none of its partners is to come
+    own = own_length = np.int64(0)
+    if counts:
+        i = enter_pane(S, side, t)
+        own = S.sketch_pane[side, 2 * places + i]
+        own_length = pane_length(S, side, i)
+    o = 1 - side
+    panes = S.sketch_pane[o]
+    n = S.side[o].sketch_live
+    out_until = t - S.side[o].lifetime  # rows of this time and before are out
+    in_until = t + S.side[side].lifetime - 1
+    low = panes_until(S, o, out_until)
+    if low > 0 and panes[places + low - 1] > out_until:
+        low -= 1
+    high = panes_until(S, o, in_until) - 1
+    if low <= high:
+        low_share = high_share = 1.0
+        if panes[low] <= out_until:
+            low_share -= share_until(S, o, panes[low], panes[places + low] + 1, out_until)
+        if panes[places + high] > in_until:
+            high_share = share_until(S, o, panes[high], panes[places + high] + 1, in_until)
+        if low == high:
+            low_share += high_share - 1.0
+            high_share = low_share
+        low_longer = high_longer = 0.0
+        if counts:
+            low_longer = pane_length(S, o, low) / own_length
+            high_longer = pane_length(S, o, high) / own_length
+        low_place, high_place = panes[2 * places + low], panes[2 * places + high]
+        inside = high - low - 1 <= low + n - 1 - high  # which panes are fewer?
+        for d in range(depth):
+            h = sketch_hash(key, d * k + o)
+            cell = h & (width - 1)
+            at_low = float(S.sketch[o, low_place, d, cell])
+            at_high = float(S.sketch[o, high_place, d, cell]) if low < high else 0.0
+            if inside:
+                whole = 0
+                for i in range(low + 1, high):
+                    whole += S.sketch[o, panes[2 * places + i], d, cell]
+                estimate = whole + low_share * at_low + high_share * at_high
+            else:
+                whole = S.sketch_sum[o, d, cell]
+                for i in range(low):
+                    whole -= S.sketch[o, panes[2 * places + i], d, cell]
+                for i in range(high + 1, n):
+                    whole -= S.sketch[o, panes[2 * places + i], d, cell]
+                estimate = whole - (1.0 - low_share) * at_low - (1.0 - high_share) * at_high
+            S.sketch_out[d] += estimate * sign_of(h)
+            before = 0.0
+            if counts:
+                g = sketch_hash(key, d * k + side)
+                before = float(S.sketch[side, own, d, g & (width - 1)] * sign_of(g))
+            added = low_share * (1.0 - low_share) * at_low * (1.0 + before * low_longer)
+            added += high_share * (1.0 - high_share) * at_high * (1.0 + before * high_longer)
+            S.sketch_out[depth + d] += added * sign_of(h)
+    if counts:
+        count_in_sketch(S, key, side, own)
 
 
 # --- rows in and out (with hooks, so inlined) --------------------------------------------------
@@ -736,7 +978,10 @@ def most_results(S, batch, first, stop):
 def note(S, P, g, s, key, t, t_end, action, on_count):
     """Statistics and accounting of an arrival, whatever becomes of it."""
     if S.reg[ACCOUNTING] == SKETCH:
-        sketch_arrival(S, key, s, t)
+        if S.reg[ORDERED]:
+            sketch_arrival(S, key, s, t)
+        else:
+            sketch_unordered(S, key, s, t)
     if S.reg[KEEP_LOG]:
         if S.reg[ACCOUNTING] == EXACT:
             S.reg[N_EXACT] += exact_matches(S, g, s, t, t_end)

@@ -85,7 +85,10 @@ SIDE = record(
     held="i8",  # rows held
     pool="i8",  # which pool the side draws on
     sketch_span="i8",  # length of a pane of the sketch
-    sketch_low="i8",  # panes before it are out of the sum
+    sketch_low="i8",  # panes before it are out of the sum (rows in order)
+    sketch_live="i8",  # panes in the sum (rows out of order)
+    sketch_first="i8",  # time of the first row, or NO_PANE
+    sketch_grain="i8",  # all times are multiples of it from there on; 0: there is but one time
 )
 POOL = record(
     cap="i8",  # budget, in rows or bytes
@@ -155,8 +158,12 @@ class Store(NamedTuple):
     log: np.ndarray  # LOGGED[arrivals in the window]
     sketch: np.ndarray  # int32[k, panes + 1, depth, width] counters of a pane
     sketch_sum: np.ndarray  # int32[k, depth, width] over the live panes
-    sketch_pane: np.ndarray  # int64[k, panes + 1] which pane stands in a place, or NO_PANE
-    sketch_out: np.ndarray  # float64[depth] running estimates of n_exact
+    # int64[k, panes + 1] which pane stands in a place, or NO_PANE; or, when rows may come out of
+    # order, [k, 3 * (panes + 1)]: first times, last times and places of the panes, by time
+    sketch_pane: np.ndarray
+    # float64[4 * depth] running estimates of n_exact, then of their variance by cut panes; the rest
+    # is work space
+    sketch_out: np.ndarray
     scratch: np.ndarray  # int64[3, k + 1]
     nothing: np.ndarray  # int64[0, k] for results that are only counted
 

@@ -17,6 +17,7 @@ from .policies import Parameters, Sizes, definition, policy, read_policy
 from .state import (
     GHOST_SHARE,
     LOG_ENTRY_BYTES,
+    SKETCHES_TWO_LATE_STREAMS,
     JoinConfig,
     JoinState,
     index_bytes_per_row,
@@ -215,7 +216,8 @@ def simulate(
         is behind its own stream's largest time by more than this is late: dropped and counted.
     accounting
         How the exact join's size is found: ``exact``, ``sketch`` (fixed memory, with a standard
-        error; not with `lateness`) or ``off``. Default: exact with `max_rows`, else sketch.
+        error; time windows, and with `lateness` two streams only) or ``off``. Default: sketch with
+        `memory` where it can be had, else exact.
     drop, drop_probes, thinning
         Drop this share of the rows ahead of the join (chang2004 §4.2), ``"fit"`` for just as many
         that the rest fits: 1 - B / (rate · within). Dropped rows still probe with
@@ -245,14 +247,15 @@ def simulate(
         tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness
     )
     if accounting is None:
-        plain = not problem.count_window and not problem.landmarks and lateness is None
-        accounting = "sketch" if memory is not None and plain else "exact"
+        timed = not problem.count_window and not problem.landmarks
+        can_sketch = timed and (lateness is None or problem.streams == 2)
+        accounting = "sketch" if memory is not None and can_sketch else "exact"
     if accounting not in L.ACCOUNTINGS:
         raise unknown("accounting", accounting, L.ACCOUNTINGS)
     if accounting == "sketch" and (problem.count_window or problem.landmarks):
         raise JoinweirError("accounting='sketch' needs a time window; use 'exact' or 'off'")
-    if accounting == "sketch" and lateness is not None:
-        raise JoinweirError("accounting='sketch' cannot count late rows; use 'exact' or 'off'")
+    if accounting == "sketch" and lateness is not None and problem.streams > 2:
+        raise JoinweirError(SKETCHES_TWO_LATE_STREAMS)
     if order not in L.ORDERS:
         raise unknown("order", order, L.ORDERS)
     if isinstance(seed, bool) or not isinstance(seed, Integral):
@@ -635,8 +638,9 @@ def _refuse_a_log_that_does_not_fit(config: JoinConfig, problem: Problem, least:
             what, other = "statistics='window'", "other statistics"
             if not for_policy:
                 timed = not (config.count_window or config.landmarks)
+                can_sketch = timed and (config.ordered or config.streams == 2)
                 what = "accounting='exact'"
-                other = "accounting='sketch'" if timed else "accounting='off'"
+                other = "accounting='sketch'" if can_sketch else "accounting='off'"
             raise JoinweirError(
                 f"{what} notes all arrivals in the window, for which {needed:,} of {there:,} bytes "
                 f"are needed; give more memory, or use {other}"

@@ -29,6 +29,10 @@ LEAST_CHUNK = 1 << 12  # since arrays have room for a chunk more than they hold
 UNBOUNDED = 1 << 62
 GHOST_ROWS = 1024  # a ghost that tunes a policy holds about this many rows, if the join holds more
 GHOST_SHARE = 8  # of a budget in bytes all ghosts together have this part
+# With more, rows that all match the arrival need not match each other, which sketches cannot tell.
+SKETCHES_TWO_LATE_STREAMS = (
+    "accounting='sketch' counts late rows of two streams only; use 'exact' or 'off'"
+)
 _HEADER = struct.Struct("<6sHIQ32s")  # magic, version, crc32, length, config digest
 
 
@@ -124,8 +128,10 @@ class JoinState:
             raise JoinweirError(
                 f"order={config.order!r} needs two streams in time order and a time window"
             )
-        if config.accounting == "sketch" and not config.ordered:
-            raise JoinweirError("accounting='sketch' needs rows in order of time, without lateness")
+        if config.accounting == "sketch" and (config.count_window or config.landmarks):
+            raise JoinweirError("accounting='sketch' needs a time window; use 'exact' or 'off'")
+        if config.accounting == "sketch" and not config.ordered and k > 2:
+            raise JoinweirError(SKETCHES_TWO_LATE_STREAMS)
         self.params = config.policy
         self.choices: tuple[Parameters, ...] = ()
         if self.definition.alternatives:
@@ -429,8 +435,10 @@ class JoinState:
             return None, 0.0
         if self.config.accounting == "exact":
             return int(self.store.reg[L.N_EXACT]), 0.0
-        estimates = self.store.sketch_out
-        return float(estimates.mean()), float(estimates.std(ddof=1) / np.sqrt(estimates.size))
+        estimates, by_cut_panes, *_ = self.store.sketch_out.reshape(4, -1)
+        by_hashing = estimates.var(ddof=1) / estimates.size  # their mean's; that of cut panes is
+        variance = by_hashing + max(0.0, by_cut_panes.mean())  # common to all of them
+        return float(estimates.mean()), float(np.sqrt(variance))
 
     def bytes_of_state(self) -> int:
         """Bytes of all arrays, used or not: what the process really spends."""
@@ -537,8 +545,12 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     side["lifetime"] = config.lifetimes
     side["lateness"] = config.lateness or 0
     side["clock"] = side["seen_max"] = side["sketch_low"] = -UNBOUNDED
+    side["sketch_first"] = L.NO_PANE
     side["pool"] = config.pools
     side["sketch_span"] = np.maximum(1, -(-side["lifetime"] // max(1, panes - 1)))
+    sketch_pane = np.full((k, panes if config.ordered else 3 * panes), L.NO_PANE, np.int64)
+    if not config.ordered:
+        sketch_pane[:, 2 * panes :] = np.arange(panes)
     pool = np.zeros(max(config.pools) + 1, L.POOL)
     pool["cap"] = config.capacity if bounded else UNBOUNDED
     table = np.zeros(index_places(n), L.PLACE)
@@ -560,8 +572,8 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
         log=with_free_list(L.LOGGED, n, "enext"),
         sketch=np.zeros((k, panes, depth, width), np.int32),
         sketch_sum=np.zeros((k, depth, width), np.int32),
-        sketch_pane=np.full((k, panes), L.NO_PANE, np.int64),
-        sketch_out=np.zeros(depth),
+        sketch_pane=sketch_pane,
+        sketch_out=np.zeros(4 * depth),
         scratch=np.zeros((3, k + 1), np.int64),
         nothing=np.zeros((0, k), np.int64),
     )
