@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,7 +168,7 @@ def test_gdj_by_key_and_row_by_row_are_identical(late, capacity):
         if by_row:
             state.compiled_run = gdj.run_by_row
             state._fresh_policy_state = lambda s=state: gdj.init(
-                config.policy, replace(s._sizes(), workload=True), False
+                config.policy, dataclasses.replace(s._sizes(), workload=True), False
             )
             state.policy_state = state._fresh_policy_state()
         batch = make_batch(config, ts=ts[by], side=side[by], key=key[by], row=row[by])

@@ -644,19 +644,19 @@ def exact_size(tables, within):
 
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("skew", [0.0, 1.0])
-@pytest.mark.parametrize(("within", "slack"), [(20, 0.0), (32, 0.0), (100, 0.01), (700, 0.01)])
-def test_the_sketch_is_within_four_of_its_own_standard_errors(k, skew, within, slack):
+@pytest.mark.parametrize("within", [20, 32, 100, 700])
+def test_the_sketch_is_within_four_of_its_own_standard_errors(k, skew, within):
     """8 estimators: beyond 4 standard errors lies 1 in 200 (Student's t, 7 degrees).
 
     A window of up to 32 ticks has a pane a tick. In a longer one, the pane that the window's edge
-    cuts counts in proportion: up to a percent on these streams, which the error does not cover.
+    cuts counts in proportion, and the error says what that may have cost.
     """
     for seed in range(3):
         rng = np.random.default_rng([seed, k, within])
         tables = [{"k": zipf_keys(rng, 3000, 300, skew), "ts": np.arange(3000)} for _ in range(k)]
         r, exact = sketched(tables, within), exact_size(tables, within)
         assert 0 < r.n_exact_error < 0.1 * exact
-        assert abs(r.n_exact - exact) < 4 * r.n_exact_error + slack * exact
+        assert abs(r.n_exact - exact) < 4 * r.n_exact_error
         assert r.recall == r.n_out / r.n_exact
 
 
@@ -691,12 +691,6 @@ def test_the_sketch_counts_before_time_zero():
     """Pane -1 is a pane like any other."""
     tables = [{"k": np.arange(100) % 2, "ts": np.arange(-60, 40)} for _ in range(2)]
     assert sketched(tables, 32).n_exact == exact_size(tables, 32)
-
-
-def test_a_sketch_with_late_rows_is_refused():
-    stream = {"k": [1], "ts": [1]}
-    with pytest.raises(jw.JoinweirError, match="cannot count late rows; use 'exact' or 'off'"):
-        jw.simulate(stream, stream, on="k", time="ts", within=5, lateness=2, accounting="sketch")
 
 
 def test_a_sketch_of_few_keys_is_exact():

@@ -595,8 +595,9 @@ def sketch_arrival(S, key, side, t):
 # all that its rows can still match must be covered. A new pane is one span long; when there is no
 # place for it, the two neighbours that are shortest together become one. So memory is fixed, edges
 # get coarser while a side lags behind, and fine again when it has caught up.
-# In sketch_pane[s]: [i] first time in pane i, [places + i] last time, [2 * places + i] its place;
-# the places of i >= sketch_live are free.
+# In sketch_pane[s]: [i] first time in pane i, [places + i] last time, [2 * places + i] its place,
+# [3 * places + i] its rows, [4 * places + i] the sum of their times since the first; the places of
+# i >= sketch_live are free.
 @kernel
 def panes_until(S, s, t):
     """How many panes begin at t or before."""
@@ -618,10 +619,9 @@ def remove_pane(S, s, i):
     place = panes[2 * places + i]
     S.side[s].sketch_live -= 1
     n = S.side[s].sketch_live
-    for j in range(i, n):
-        panes[j] = panes[j + 1]
-        panes[places + j] = panes[places + j + 1]
-        panes[2 * places + j] = panes[2 * places + j + 1]
+    for column in range(0, panes.size, places):
+        for j in range(column + i, column + n):
+            panes[j] = panes[j + 1]
     panes[2 * places + n] = place
 
 
@@ -640,6 +640,10 @@ def merge_panes(S, s):
             S.sketch[s, a, d, cell] += S.sketch[s, b, d, cell]
             S.sketch[s, b, d, cell] = 0
     panes[places + best] = panes[places + best + 1]
+    rows = panes[3 * places + best + 1]
+    panes[3 * places + best] += rows
+    panes[4 * places + best] += panes[4 * places + best + 1]
+    panes[4 * places + best] += rows * (panes[best + 1] - panes[best])
     remove_pane(S, s, best + 1)
 
 
@@ -653,8 +657,12 @@ def enter_pane(S, s, t):
     while True:
         i = panes_until(S, s, start + span - 1) - 1
         if i >= 0 and panes[places + i] >= start:
-            panes[i] = min(panes[i], t)
+            if t < panes[i]:
+                panes[4 * places + i] += panes[3 * places + i] * (panes[i] - t)
+                panes[i] = t
             panes[places + i] = max(panes[places + i], t)
+            panes[3 * places + i] += 1
+            panes[4 * places + i] += t - panes[i]
             return i
         if S.side[s].sketch_live < places:
             break
@@ -662,15 +670,32 @@ def enter_pane(S, s, t):
     i += 1
     n = S.side[s].sketch_live
     place = panes[2 * places + n]
-    for j in range(n, i, -1):
-        panes[j] = panes[j - 1]
-        panes[places + j] = panes[places + j - 1]
-        panes[2 * places + j] = panes[2 * places + j - 1]
+    for column in range(0, panes.size, places):
+        for j in range(column + n, column + i, -1):
+            panes[j] = panes[j - 1]
     panes[i] = t
     panes[places + i] = t
     panes[2 * places + i] = place
+    panes[3 * places + i] = 1
+    panes[4 * places + i] = 0
     S.side[s].sketch_live += 1
     return i
+
+
+@kernel
+def pane_until(S, s, i, edge):
+    """Which share of the rows of pane i is not after the edge, if their density is linear in time.
+
+    It is not even: while late rows are to come, there are fewer of the younger ones yet. Taken as
+    even, 4 panes counted 1.0 % too many matches where rows lived 250 and 150 ticks and came up to
+    1,500 late, and 2 panes 7.5 %; so it is within 0.05 %.
+    """
+    places = S.sketch.shape[1]
+    panes = S.sketch_pane[s]
+    length = panes[places + i] - panes[i]
+    share = share_until(S, s, panes[i], panes[places + i] + 1, edge)
+    lean = 6.0 * panes[4 * places + i] / (float(panes[3 * places + i]) * length) - 3.0
+    return share - min(1.0, max(-1.0, lean)) * share * (1.0 - share)
 
 
 @kernel
@@ -696,11 +721,16 @@ def sketch_unordered(S, key, side, t):
             remove_pane(S, s, 0)
     note_grain(S, side, t)
     counts = t + S.side[side].lifetime > S.side[side].clock  # else none of its partners is to come
-    own = own_length = np.int64(0)
+    own = np.int64(0)
     if counts:
         i = enter_pane(S, side, t)
         own = S.sketch_pane[side, 2 * places + i]
         own_length = pane_length(S, side, i)
+    else:  # it has no pane; its side's rows of all panes stand for twice the earlier arrivals
+        n = S.side[side].sketch_live
+        own_length = np.int64(1 << 62)
+        if n > 0:
+            own_length = 2 * (S.sketch_pane[side, places + n - 1] - S.sketch_pane[side, 0] + 1)
     o = 1 - side
     panes = S.sketch_pane[o]
     n = S.side[o].sketch_live
@@ -713,16 +743,16 @@ def sketch_unordered(S, key, side, t):
     if low <= high:
         low_share = high_share = 1.0
         if panes[low] <= out_until:
-            low_share -= share_until(S, o, panes[low], panes[places + low] + 1, out_until)
+            low_share -= pane_until(S, o, low, out_until)
         if panes[places + high] > in_until:
-            high_share = share_until(S, o, panes[high], panes[places + high] + 1, in_until)
+            high_share = pane_until(S, o, high, in_until)
         if low == high:
             low_share += high_share - 1.0
             high_share = low_share
-        low_longer = high_longer = 0.0
-        if counts:
-            low_longer = pane_length(S, o, low) / own_length
-            high_longer = pane_length(S, o, high) / own_length
+        low_longer = pane_length(S, o, low) / own_length
+        high_longer = pane_length(S, o, high) / own_length
+        if low == high:  # windows that move about inside of a pane err to both sides
+            low_longer = 0.0
         low_place, high_place = panes[2 * places + low], panes[2 * places + high]
         inside = high - low - 1 <= low + n - 1 - high  # which panes are fewer?
         for d in range(depth):
@@ -743,10 +773,10 @@ def sketch_unordered(S, key, side, t):
                     whole -= S.sketch[o, panes[2 * places + i], d, cell]
                 estimate = whole - (1.0 - low_share) * at_low - (1.0 - high_share) * at_high
             S.sketch_out[d] += estimate * sign_of(h)
-            before = 0.0
-            if counts:
-                g = sketch_hash(key, d * k + side)
-                before = float(S.sketch[side, own, d, g & (width - 1)] * sign_of(g))
+            g = sketch_hash(key, d * k + side)
+            at = g & (width - 1)
+            before = S.sketch[side, own, d, at] if counts else S.sketch_sum[side, d, at]
+            before *= sign_of(g)
             added = low_share * (1.0 - low_share) * at_low * (1.0 + before * low_longer)
             added += high_share * (1.0 - high_share) * at_high * (1.0 + before * high_longer)
             S.sketch_out[depth + d] += added * sign_of(h)

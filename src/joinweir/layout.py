@@ -159,7 +159,7 @@ class Store(NamedTuple):
     sketch: np.ndarray  # int32[k, panes + 1, depth, width] counters of a pane
     sketch_sum: np.ndarray  # int32[k, depth, width] over the live panes
     # int64[k, panes + 1] which pane stands in a place, or NO_PANE; or, when rows may come out of
-    # order, [k, 3 * (panes + 1)]: first times, last times and places of the panes, by time
+    # order, [k, 5 * (panes + 1)]: first and last times, places, rows and their times of the panes
     sketch_pane: np.ndarray
     # float64[4 * depth] running estimates of n_exact, then of their variance by cut panes; the rest
     # is work space

@@ -596,7 +596,7 @@ def with_capacity(
     fixed, idle, for_rows = 0, None, 1.0
     if unit == "bytes" and config.accounting == "sketch":
         config = _sized_sketch(config, sum(amounts))
-        fixed = 4 * k * (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
+        fixed = _sketch_bytes(config)
     if len(amounts) > 1:
         capacity = [amount - fixed // k for amount in amounts]
     else:
@@ -656,6 +656,13 @@ def _sized_sketch(config: JoinConfig, memory: int) -> JoinConfig:
         if width >= 64 or panes <= 8:
             return replace(config, sketch_width=max(32, width), sketch_panes=panes)
         panes //= 2
+
+
+def _sketch_bytes(config: JoinConfig) -> int:
+    """Bytes of the panes' counters, their sum, and the list of panes where it is a longer one."""
+    counters = (config.sketch_panes + 2) * config.sketch_depth * config.sketch_width
+    listed = 0 if config.ordered else 5 * (config.sketch_panes + 1)
+    return config.streams * (4 * counters + 8 * listed)
 
 
 def whole_number(value: Any, name: str) -> int:

@@ -548,9 +548,9 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
     side["sketch_first"] = L.NO_PANE
     side["pool"] = config.pools
     side["sketch_span"] = np.maximum(1, -(-side["lifetime"] // max(1, panes - 1)))
-    sketch_pane = np.full((k, panes if config.ordered else 3 * panes), L.NO_PANE, np.int64)
+    sketch_pane = np.full((k, panes if config.ordered else 5 * panes), L.NO_PANE, np.int64)
     if not config.ordered:
-        sketch_pane[:, 2 * panes :] = np.arange(panes)
+        sketch_pane[:, 2 * panes : 3 * panes] = np.arange(panes)
     pool = np.zeros(max(config.pools) + 1, L.POOL)
     pool["cap"] = config.capacity if bounded else UNBOUNDED
     table = np.zeros(index_places(n), L.PLACE)
