@@ -35,7 +35,7 @@ def feed(state, ts, side, key):
 
 
 def pairs_in_window(ts, side, key, lifetimes) -> int:
-    """Pairs with r.ts - life_left < l.ts < ... by counting sorted times, key by key."""
+    """Pairs with l.ts - life of r < r.ts < l.ts + life of l, counted key by key."""
     ts, side, key = np.asarray(ts), np.asarray(side), np.asarray(key)
     n = 0
     for k in np.unique(key):
@@ -79,25 +79,19 @@ def test_three_keys_and_a_pane_a_tick_are_counted_exactly(rows, lifetimes, laten
 
 
 @given(
-    st.lists(st.tuples(A_ROW, st.integers(0, 5)), min_size=1, max_size=80),
+    st.lists(st.tuples(A_ROW, st.integers(0, 5)), min_size=1, max_size=33),
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
     st.integers(0, 12),
     st.integers(2, 10**9),
 )
 def test_far_apart_bursts_with_a_pane_a_tick_are_counted_exactly(rows, lifetimes, late, apart):
-    """Bursts of 33 ticks at most, too far from each other to be alive together once both are on."""
+    """33 rows never need more than the 33 places, whatever lies between them."""
     rows = [(side, t + (100 + apart) * burst, key) for (side, t, key), burst in rows]
     rows.sort(key=lambda row: row[1] // 50)
     rows = accepted(rows, (late, late))
     ts, side, key = columns(rows)
-    state = JoinState(config_of(lifetimes, (late, late)))
-    total = feed(state, ts, side, key).exact_size()[0]
-    merged = (state.store.side["sketch_live"] == state.store.sketch.shape[1]).any()
-    exact = pairs_in_window(ts, side, key, lifetimes)
-    assert merged or total == exact
-    # Merged or not: one stream alone is no join, and the sum of live panes is what is in them.
-    assert total >= 0
-    assert (state.store.sketch.sum(axis=1) == state.store.sketch_sum).all()
+    state = feed(JoinState(config_of(lifetimes, (late, late))), ts, side, key)
+    assert state.exact_size() == (pairs_in_window(ts, side, key, lifetimes), 0.0)
 
 
 @given(
