@@ -158,6 +158,8 @@ def window_join(
     )
     chosen = read_policy(policy)
     budget, unit = _budget(memory, max_rows, allocation, k)
+    if budget is None:  # nothing ever gives way, so nothing need be ranked
+        chosen = read_policy("full")
     accounting = _accounting(accounting, unit if budget else "rows", landmark, k)
     _check_policy(chosen)
     n_shards = _shards(session, shards, streaming)
