@@ -458,27 +458,35 @@ def make_batch(
     size: Any = None,
     action: Any = None,
 ) -> L.Batch:
-    """A batch of rows for `JoinState.process`; sorts nothing."""
-    ts = np.ascontiguousarray(ts, np.int64)
-    side = np.ascontiguousarray(side, np.int8)
+    """A batch of rows for `JoinState.process`; sorts nothing.
+
+    Arrays that may not be written to (of Arrow) are copied: for numba they are of another type, and
+    it would compile the whole loop once more.
+    """
+    ts = _plain(ts, np.int64)
+    side = _plain(side, np.int8)
     n = ts.size
     if end is None and not config.count_window:
         end = ts + np.asarray(config.lifetimes, np.int64)[side]
     return L.Batch(
         ts=ts,
-        end=np.zeros(n, np.int64) if end is None else np.ascontiguousarray(end, np.int64),
+        end=np.zeros(n, np.int64) if end is None else _plain(end, np.int64),
         side=side,
-        key=np.ascontiguousarray(key, np.int64),
-        row=np.ascontiguousarray(row, np.int64),
-        size=np.ones(n, np.int32) if size is None else np.ascontiguousarray(size, np.int32),
+        key=_plain(key, np.int64),
+        row=_plain(row, np.int64),
+        size=np.ones(n, np.int32) if size is None else _plain(size, np.int32),
         action=(
             np.full(n, L.PROBES | L.INSERTS, np.uint8)
             if action is None
-            else np.ascontiguousarray(action, np.uint8)
+            else _plain(action, np.uint8)
         ),
         group=np.empty(n, np.int32),
         alike=np.empty(n, np.int32),
     )
+
+
+def _plain(values: Any, kind: type) -> np.ndarray:
+    return np.require(values, kind, ["C", "A", "W"])
 
 
 # --- allocation ----------------------------------------------------------------------------------
