@@ -145,7 +145,7 @@ def test_an_outside_policy_does_not_spoil_the_compiled_code_of_others(tmp_path):
 
 def test_arrays_that_cannot_be_written_do_not_make_numba_compile_again():
     """Rows of a replayed log come from Arrow; a second compilation took 13 s in a micro-batch."""
-    config = JoinConfig(policy("fifo"), lifetimes=(10, 10), capacity=(2, 2))
+    config = JoinConfig(jw.policy("fifo"), lifetimes=(10, 10), capacity=(2, 2))
     columns = {"ts": [1, 2], "side": [0, 1], "key": [7, 7], "row": [0, 0]}
     state = JoinState(config)
     state.process(make_batch(config, **columns))
