@@ -280,6 +280,8 @@ class JoinState:
     def _feed_ghosts(self, part: L.Batch) -> None:
         if self.sample > 1:
             part = L.Batch(*(column[_sampled(part.key, self.sample)] for column in part))
+        else:  # their slots are not the caller's
+            part = part._replace(group=np.empty_like(part.group), alike=np.empty_like(part.alike))
         for ghost in self.ghosts:
             ghost.process(part, results=False)
 
@@ -335,15 +337,18 @@ class JoinState:
         """A join under another policy, budget or accounting that goes on with this one's rows.
 
         Also returned: rows that did not fit any more, as in `Outcome.shed`. What carries over is
-        what both know: held rows, how often keys were seen, arrivals noted for exact accounting,
-        a sketch of the same shape. Counts of rows and results start at 0; a policy's own ranks
-        start as for new rows.
+        what both know: held rows and what they matched, how often keys were seen, arrivals noted
+        for exact accounting, a sketch of the same shape. An accounting that starts anew notes what
+        the old one had noted, or else the held rows. Counts of rows and results start at 0, but
+        for rows that a shorter lateness lets go (expired); a policy's own ranks start as for new
+        rows.
         """
         new = JoinState(config)
         old = self.store
         k = config.streams
         held = np.flatnonzero(old.slot["row"] != L.NIL)
         held = old.slot[held[np.argsort(old.slot["seq"][held])]]
+        matched = old.cell["hits"][held["group"].astype(np.int64) * k + held["side"]] - held["mark"]
         groups = old.table["group"][old.table["group"] != L.NIL]
         new._make_room(int(held.size + groups.size + old.reg[L.N_LOG]))
         reg = new.store.reg
@@ -352,40 +357,62 @@ class JoinState:
             known = groups[np.argsort(-times[groups].sum(axis=1), kind="stable")]
             known = known[: int(min(known.size, reg[L.MAX_IDLE]))]
             _recall(new.store, old.group["key"][known], times[known])
-        if reg[L.KEEP_LOG] and old.reg[L.KEEP_LOG]:
-            entries = [_in_list(old.log, ends["head"]) for ends in old.logs]
-            side = np.repeat(np.arange(k, dtype=np.int8), [e.size for e in entries])
-            noted = old.log[np.concatenate(entries)]
-            by = np.lexsort((side, noted["ts"]))
-            batch = make_batch(
-                config, ts=noted["ts"][by], side=side[by], key=old.group["key"][noted["group"]][by],
-                row=np.zeros(by.size, np.int64), end=noted["end"][by],
-                action=np.zeros(by.size, np.uint8),
-            )  # fmt: skip
-            new.process(batch, results=False)
+        same_sketch = config.accounting == "sketch" == self.config.accounting
+        same_sketch = same_sketch and new.store.sketch.shape == old.sketch.shape
+        if reg[L.KEEP_LOG] or (config.accounting == "sketch" and not same_sketch):
+            new._note_again(*self._noted(held))
+        reg = new.store.reg
         keep_log, accounting = int(reg[L.KEEP_LOG]), int(reg[L.ACCOUNTING])
         reg[L.KEEP_LOG], reg[L.ACCOUNTING] = 0, L.OFF  # the held rows are noted already
+        new.store.counters[:] = 0
         batch = make_batch(
             config, ts=held["ts"], side=held["side"], key=old.group["key"][held["group"]],
             row=held["row"], end=held["end"], size=held["size"],
             action=np.full(held.size, L.INSERTS, np.uint8),
         )  # fmt: skip
         lost = new.process(batch, results=False, shed=True).shed
+        by = np.argsort(held["row"])
+        rows = held["row"][by]
+        lost[:, 2] = L.EVICTED  # they had been admitted
+        lost[:, 3] = matched[by][np.searchsorted(rows, lost[:, 1])]
+        kept = np.flatnonzero(new.store.slot["row"] != L.NIL)
+        kept_rows = new.store.slot["row"][kept]
+        new.store.slot["mark"][kept] -= matched[by][np.searchsorted(rows, kept_rows)]
         reg = new.store.reg
         reg[L.KEEP_LOG], reg[L.ACCOUNTING] = keep_log, accounting
-        if config.accounting == "sketch" == self.config.accounting:
-            if new.store.sketch.shape == old.sketch.shape:
-                for name in ("sketch", "sketch_sum", "sketch_pane"):
-                    getattr(new.store, name)[:] = getattr(old, name)
-                for name in (n for n in old.side.dtype.names if n.startswith("sketch_")):
-                    new.store.side[name] = old.side[name]
-        for name in ("clock", "seen_max"):
-            new.store.side[name] = old.side[name]
+        if same_sketch:
+            for name in ("sketch", "sketch_sum", "sketch_pane"):
+                getattr(new.store, name)[:] = getattr(old, name)
+            for name in (n for n in old.side.dtype.names if n.startswith("sketch_")):
+                new.store.side[name] = old.side[name]
+        new.store.side["clock"] = np.maximum(new.store.side["clock"], old.side["clock"])
+        new.store.side["seen_max"] = old.side["seen_max"]
         reg[L.CLOCK] = old.reg[L.CLOCK]
         reg[L.N_OUT] = reg[L.N_EXACT] = 0
         new.store.sketch_out[:] = 0
-        new.store.counters[:] = 0
+        for column in set(range(L.COUNTERS)) - {L.C_EXPIRED}:
+            new.store.counters[:, column] = 0
         return new, lost
+
+    def _noted(self, held: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Time, end, side and key of the arrivals that are logged, or of the held rows."""
+        store = self.store
+        if store.reg[L.KEEP_LOG]:
+            entries = [_in_list(store.log, ends["head"]) for ends in store.logs]
+            side = np.repeat(np.arange(len(entries)), [e.size for e in entries])
+            held = store.log[np.concatenate(entries)]
+        else:
+            side = held["side"]
+        return held["ts"], held["end"], side, store.group["key"][held["group"]]
+
+    def _note_again(self, ts, end, side, key) -> None:
+        """Have arrivals in the accounting and the log, and nowhere else."""
+        by = np.lexsort((side, ts))
+        batch = make_batch(
+            self.config, ts=ts[by], end=end[by], side=side[by], key=key[by],
+            row=np.zeros(by.size, np.int64), action=np.zeros(by.size, np.uint8),
+        )  # fmt: skip
+        self.process(batch, results=False)
 
     def snapshot(self) -> bytes:
         """The whole state as bytes: a header with checksum and digest, then plain arrays."""

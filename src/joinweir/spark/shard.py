@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from .. import layout as L
+from .. import state
 from ..compiling import DIGEST
 from ..errors import JoinweirError, StateError
 from ..policies import definition, read_policy
@@ -67,18 +68,25 @@ FRESH = 1 << 60  # numbers of rows of the running micro-batch; smaller ones are 
 SIDE_SHIFT, FRESH_SHIFT = 54, 48
 PIECE = 1 << 17  # results in a packet, about
 SLACK = 1.25  # payload kept, dead rows included, over payload of held rows
-SMALL_BYTES, MOST_SMALL = PART_BYTES, 8  # so many small segments are merged
+SEGMENT_CHARGE = 4 + 20  # bytes of a row's slot number, time and key in a segment, with that slack
+SMALL_BYTES, MOST_SMALL = PART_BYTES, 8  # so many small segments of like size are merged
+TIERS = 3  # of small segments, each eight times as large as the one before
 REPLAY_BYTES = 800  # replaying a logged row takes as long as writing so many bytes of a file
 SNAPSHOT_BYTES = 8 << 20  # of a snapshot that are stored in a micro-batch, or twice its log
 LEAST_SNAPSHOT = 1 << 18  # smaller ones are not worth a log
+LOG_BYTES = 21  # of a logged row before compression
+FORGOTTEN = 64  # logs of before the snapshot that are deleted in a micro-batch; each is a call
 SETTINGS = ("policy", "budget", "unit", "allocation", "accounting", "seed", "lateness")
 
 
 @cache
 def code_digest(policy_name: str) -> str:
     """Changes when replaying a log might give another result."""
-    source = inspect.getsource(definition(policy_name).module)
-    return hashlib.sha256(f"{DIGEST} {source}".encode()).hexdigest()[:16]
+    told = [str(DIGEST), *map(str, (SLACK, SMALL_BYTES, MOST_SMALL))]
+    replayed = (Shard._replay, Shard._learn, Shard._settle, Shard._payload_outgrows_its_charge)
+    for part in (definition(policy_name).module, state, *replayed, Shard._mergeable):
+        told.append(inspect.getsource(part))
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
 
 @dataclass(eq=False)
@@ -188,9 +196,11 @@ class Shard:
                 if wants_shed:
                     yield from self._shed_by_restart()
         if ts.size:
+            self._start(side)
+            learns = self._must_learn()
+            if learns:
+                self._learn(ts, side, key)
             size = self._charges(fresh, side, row)
-            if not head["started"]:
-                self._start(ts, side, key, row)
             batch = make_batch(
                 self.join.config, ts=ts, side=side, key=key, row=row, size=size,
                 end=self._ends(ts),
@@ -200,9 +210,7 @@ class Shard:
                 batch, results=spec.emit != "shed", shed=wants_shed, room=PIECE
             ):
                 yield from gather.packets(piece.results, piece.shed)
-            self._finish(batch, gather)
-        elif self.changed:
-            self._save_everything()
+            self._finish(batch, gather, learns)
         self.changed = False
         head["seen_max"] = [
             max(old, new) for old, new in zip(head["seen_max"], latest, strict=True)
@@ -297,14 +305,15 @@ class Shard:
         return config
 
     def _index_charge(self, config: JoinConfig) -> int:
-        """Bytes a held row takes besides its payload; 20 for its slot, time and key in a segment."""
+        """Bytes that a held row takes besides its payload."""
         engine = index_bytes_per_row(config.streams) + policy_bytes_per_row(config)
-        return engine + 4 + int(np.ceil(SLACK * 16))
+        return engine + SEGMENT_CHARGE
 
     def _charges(self, fresh: list[Fresh], side: np.ndarray, row: np.ndarray) -> Any:
-        if self.spec.unit != "bytes":
+        config = self.join.config
+        if config.unit != "bytes":
             return None
-        charge = self._index_charge(self._config_now())
+        charge = self._index_charge(config)
         size = np.zeros(side.size, np.int32)
         for s, rows in enumerate(fresh):
             if rows.ts.size:
@@ -314,63 +323,75 @@ class Shard:
                 size[mine] = charge + np.ceil(SLACK * payload[at]).astype(np.int32)
         return size
 
-    def _config_now(self) -> JoinConfig:
-        return self.join.config
-
-    def _start(self, ts, side, key, row) -> None:
-        """The first rows: what the policy learns from them, how they divide the budget."""
-        counts = np.bincount(side, minlength=self.spec.streams)
-        if self.spec.allocation == "rates":
-            self.join = JoinState(self._config(counts))
+    def _start(self, side: np.ndarray) -> None:
+        """The first rows say how they divide the budget, if they are to."""
+        if not self.head["started"] and self.spec.allocation == "rates":
+            self.join = JoinState(self._config(np.bincount(side, minlength=self.spec.streams)))
             self.head["config"] = _config_dict(self.join.config)
-        declared = self.join.definition
-        if declared.learn and self.join.config.capacity is not None:
-            config = self.join.config
-            view = LearningView(
-                Problem(
-                    tables=(), ts=ts, side=side, key=key, row=_numbered(side), end=self._ends(ts),
-                    rows=counts, n_null=(), n_late=(), lifetimes=config.lifetimes,
-                    lateness=config.lateness, count_window=False, landmarks=config.landmarks,
-                ),
-                config,
-                [max(1, c // self._mean_charge()) for c in (config.capacity[p] for p in config.pools)],
-            )  # fmt: skip
-            self.join.policy_state = declared.learn(config.policy, self.join.policy_state, view)
         self.head["started"] = True
 
-    def _mean_charge(self) -> int:
-        if self.spec.unit == "rows":
-            return 1
-        return self._index_charge(self.join.config) + 64
+    def _must_learn(self) -> bool:
+        """Whether the policy has yet to learn from rows; the first ones are what it gets."""
+        wants = self.join.definition.learn is not None and self.join.config.capacity is not None
+        return wants and not self.head["learned"]
+
+    def _learn(self, ts: np.ndarray, side: np.ndarray, key: np.ndarray) -> None:
+        config, declared = self.join.config, self.join.definition
+        mean = 1 if config.unit == "rows" else self._index_charge(config) + 64
+        view = LearningView(
+            Problem(
+                tables=(), ts=ts, side=side, key=key, row=_numbered(side), end=self._ends(ts),
+                rows=np.bincount(side, minlength=config.streams), n_null=(), n_late=(),
+                lifetimes=config.lifetimes, lateness=config.lateness, count_window=False,
+                landmarks=config.landmarks,
+            ),
+            config,
+            [max(1, config.capacity[pool] // mean) for pool in config.pools],
+        )  # fmt: skip
+        self.join.policy_state = declared.learn(config.policy, self.join.policy_state, view)
+        self.head["learned"] = True
 
     # --- after the rows -----------------------------------------------------------------------
-    def _finish(self, batch: L.Batch, gather: _Gather) -> None:
+    def _finish(self, batch: L.Batch, gather: _Gather, learned: bool) -> None:
         """Keep the payload of rows that are still held, log the rows, save what is due."""
         head = self.head
-        plans = self._settle(batch)
-        written = []
-        for plan in plans:
-            written.append(self._write_segment(plan, gather))
-        version = head["version"] + 1
+        written = [self._write_segment(plan, gather) for plan in self._settle(batch)]
+        head["version"] += 1
+        self._write_log(batch, {"segments": written, "learned": learned})
+        self._tell_segments()
+        self._save_working_copy()
+        self._save_snapshot(LOG_BYTES * batch.ts.size)
+        self._forget_log(head["snapshot_version"], FORGOTTEN)
+        self._report()
+
+    def _write_log(self, batch: L.Batch, told: dict[str, Any]) -> None:
+        """What a replay needs, under the version it leads to.
+
+        It is told in the log itself: were it in the head, small micro-batches would write a head
+        that grows with each of them until the next snapshot.
+        """
+        head = self.head
         log = pa.RecordBatch.from_arrays(
             [pa.array(c) for c in (batch.ts, batch.key, batch.side, batch.size)],
             names=["ts", "key", "side", "size"],
         )
-        step = max(1, PART_BYTES // 21)
+        step = max(1, PART_BYTES // LOG_BYTES)
+        n_parts = -(-log.num_rows // step)
+        told |= {"parts": n_parts, "code": code_digest(self.join.config.policy.name)}
+        log = log.replace_schema_metadata({"told": json.dumps(told)})
         cuts = range(0, log.num_rows, step)
-        parts = put_parts(self.kv, f"l{version}", (to_ipc(log.slice(a, step)) for a in cuts))
-        head["log"].append(
-            {
-                "version": version, "parts": parts, "rows": log.num_rows,
-                "bytes": 21 * log.num_rows, "segments": written,
-                "code": code_digest(self.join.config.policy.name),
-            }
-        )  # fmt: skip
-        head["version"] = version
-        self._tell_segments()
-        self._save_working_copy()
-        self._save_snapshot()
-        self._report()
+        put_parts(self.kv, f"l{head['version']}", (to_ipc(log.slice(a, step)) for a in cuts))
+        head["logged"] += log.num_rows
+        if n_parts != 1:
+            head["log_parts"][str(head["version"])] = n_parts
+
+    def _forget_log(self, last: int, most: int) -> None:
+        """Delete logs that lead to versions up to the last one: so many now, the rest later."""
+        head = self.head
+        stop = min(last + 1, head["first_log"] + most)
+        for version in range(head["first_log"], stop):
+            delete_parts(self.kv, f"l{version}", head["log_parts"].pop(str(version), 1))
+        head["first_log"] = max(head["first_log"], stop)
 
     def _settle(self, batch: L.Batch, told: list | None = None) -> list[_Plan]:
         """Give new rows their places, and merge segments with few living rows.
@@ -379,13 +400,13 @@ class Shard:
         """
         store = self.join.store
         plans = []
-        dead_bytes = self._dead_bytes()
+        too_much = self._payload_outgrows_its_charge()
         for s in range(self.spec.streams):
             mine = np.flatnonzero((batch.side == s) & (batch.alike != L.NIL))
             slots = batch.alike[mine]
             held = store.slot["row"][slots] == batch.row[mine]
             mine, slots = mine[held], slots[held]
-            merged = self._mergeable(s, mine.size, dead_bytes)
+            merged = self._mergeable(s, mine.size, too_much)
             if not mine.size and not merged:
                 continue
             pieces = [(segment, segment.alive(store.slot["row"])) for segment in merged]
@@ -405,14 +426,15 @@ class Shard:
             self.dropped += merged
         return plans
 
-    def _dead_bytes(self) -> bool:
-        """Whether all payload together takes more than held rows are charged for."""
-        if self.spec.unit != "bytes":
+    def _payload_outgrows_its_charge(self) -> bool:
+        """Whether segments, dead rows included, take more than held rows are charged for them."""
+        store, config = self.join.store, self.join.config
+        if config.unit != "bytes":
             return False
-        store = self.join.store
         charged = int(store.pool["used"].sum()) - int(store.reg[L.N_LOG] * store.reg[L.LOG_BYTES])
-        charged -= int(store.side["held"].sum()) * self._index_charge(self.join.config)
-        stored = sum(g.nbytes for segments in self.segments for g in segments)
+        engine = self._index_charge(config) - SEGMENT_CHARGE
+        charged -= int(store.side["held"].sum()) * engine
+        stored = sum(g.nbytes + 4 * g.n for segments in self.segments for g in segments)
         return stored > charged
 
     def _mergeable(self, s: int, n_new: int, too_much: bool) -> list[Segment]:
@@ -429,8 +451,14 @@ class Shard:
                 chosen.append(segment)
                 stored -= dead[segment.uid]
             return [g for g in segments if g in chosen]
-        small = [g for g in segments if g.nbytes < SMALL_BYTES]
-        return small if len(small) >= MOST_SMALL else []
+        # By size, so that a row is written once a tier: were all small ones merged, rows of small
+        # micro-batches would be written some thirty times until they make a large segment.
+        for tier in range(TIERS):
+            low, high = SMALL_BYTES >> 3 * (TIERS - tier), SMALL_BYTES >> 3 * (TIERS - 1 - tier)
+            alike = [g for g in segments if (low if tier else 0) <= g.nbytes < high]
+            if len(alike) >= MOST_SMALL:
+                return alike
+        return []
 
     def _write_segment(self, plan: _Plan, gather: _Gather) -> list[Any]:
         s, segment = plan.side, plan.segment
@@ -481,6 +509,13 @@ class Shard:
             [*chunk.columns[:2], *payload.columns], names=["ts", "key", *payload.schema.names]
         )
 
+    def _payload(self, s: int, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """A segment's rows as fresh ones look: the same columns, and nullable or not."""
+        schema = self.schemas[s]
+        if not len(schema):
+            return chunk.select([2])
+        return pa.RecordBatch.from_arrays(chunk.columns[2:], schema=schema)
+
     # --- saving -------------------------------------------------------------------------------
     def _tell_segments(self) -> None:
         self.head["segments"] = [[g.told() for g in segments] for segments in self.segments]
@@ -504,35 +539,38 @@ class Shard:
 
     def _save_working_copy(self) -> None:
         head = self.head
-        behind = sum(e["rows"] for e in head["log"] if e["version"] > head["base_version"])
+        behind = head["logged"] - head["base_logged"]
         head["replayed"] += self.replayed_now
         size = sum(a.nbytes for a in self.join.arrays().values())
         if head["base"] is None or (head["replayed"] + behind) * REPLAY_BYTES > size:
             head["base"] = f"{head['version']}-{secrets.token_hex(8)}.base"
-            head["base_version"] = head["version"]
+            head["base_version"], head["base_logged"] = head["version"], head["logged"]
             head["base_bytes"] = write_file(self.folder.file(head["base"]), *self._image())
             head["replayed"] = 0
 
-    def _save_snapshot(self) -> None:
+    def _save_snapshot(self, just_logged: int) -> None:
         """Go on storing the snapshot that was begun, or begin one when the log has grown enough."""
         head = self.head
         pending = head["pending"]
-        if pending is not None and not self.folder.file(pending["file"]).exists():
+        if pending is not None and self.folder.size(pending["file"]) != pending["bytes"]:
             delete_parts(self.kv, f"s{pending['version']}", pending["done"])
-            pending = None  # the worker that had it is gone
+            pending = head["pending"] = None  # the worker that had it is gone
         if pending is None:
-            logged = sum(e["bytes"] for e in head["log"])
+            logged = LOG_BYTES * (head["logged"] - head["snapshot_logged"])
             if head["base_version"] <= head["snapshot_version"]:
                 return
             if logged < max(LEAST_SNAPSHOT, head["base_bytes"]):
                 return
-            size = head["base_bytes"]
-            pending = {
-                "version": head["base_version"], "file": head["base"], "done": 0,
-                "parts": -(-size // PART_BYTES), "bytes": size,
-            }  # fmt: skip
+            pending = self._snapshot_of_base()
         head["pending"] = pending
-        self._store_snapshot(max(SNAPSHOT_BYTES, 2 * head["log"][-1]["bytes"]))
+        self._store_snapshot(max(SNAPSHOT_BYTES, 2 * just_logged))
+
+    def _snapshot_of_base(self) -> dict[str, Any]:
+        head = self.head
+        return {
+            "version": head["base_version"], "logged": head["base_logged"], "file": head["base"],
+            "bytes": head["base_bytes"], "parts": -(-head["base_bytes"] // PART_BYTES), "done": 0,
+        }  # fmt: skip
 
     def _store_snapshot(self, quota: int) -> None:
         head, pending = self.head, self.head["pending"]
@@ -548,28 +586,22 @@ class Shard:
                 delete_parts(self.kv, f"s{head['snapshot_version']}", head["snapshot_parts"])
             head["snapshot_version"] = pending["version"]
             head["snapshot_parts"] = pending["parts"]
+            head["snapshot_logged"] = pending["logged"]
             head["pending"] = None
-            for entry in head["log"]:
-                if entry["version"] <= pending["version"]:
-                    delete_parts(self.kv, f"l{entry['version']}", entry["parts"])
-            head["log"] = [e for e in head["log"] if e["version"] > pending["version"]]
 
     def _save_everything(self) -> None:
         """After a change that the log does not tell: working copy and snapshot at once."""
         head = self.head
         head["version"] += 1
+        head["log_parts"][str(head["version"])] = 0  # no log leads here
         self._tell_segments()
         head["base"] = None
         head["replayed"] = self.replayed_now = 0
         if head["pending"] is not None:
             delete_parts(self.kv, f"s{head['pending']['version']}", head["pending"]["done"])
         self._save_working_copy()
-        size = head["base_bytes"]
-        head["pending"] = {
-            "version": head["version"], "file": head["base"], "done": 0,
-            "parts": -(-size // PART_BYTES), "bytes": size,
-        }  # fmt: skip
-        self._store_snapshot(2 * size + 1)
+        head["pending"] = self._snapshot_of_base()
+        self._store_snapshot(2 * head["base_bytes"] + 1)
         self._report()
 
     def saved_head(self) -> bytes:
@@ -599,13 +631,15 @@ class Shard:
         return {
             "format": FORMAT, "layout": L.LAYOUT_VERSION, "state_id": secrets.token_hex(8),
             "identity": self.spec.identity, "settings": self._settings(), "config": None,
-            "payload": _as_json(self.spec.payload), "started": False, "version": 0,
+            "payload": _as_json(self.spec.payload), "hidden": list(self.spec.hidden),
+            "started": False, "learned": False, "version": 0,
             "seen_max": [NO_TIME] * k, "n_in": [0] * k, "n_late": [0] * k, "n_null": [0] * k,
             "earlier": _no_counts(k), "report": _no_counts(k), "rows_held": [0] * k,
             "bytes_held": 0, "share": None, "fixed_bytes": 0, "next_place": [0] * k,
-            "segments": [[] for _ in range(k)], "log": [], "base": None, "base_version": 0,
-            "base_bytes": 0, "replayed": 0, "pending": None, "snapshot_version": 0,
-            "snapshot_parts": 0, "token": "", "files_before": [],
+            "segments": [[] for _ in range(k)], "logged": 0, "first_log": 1, "log_parts": {},
+            "base": None, "base_version": 0, "base_logged": 0, "base_bytes": 0, "replayed": 0,
+            "pending": None, "snapshot_version": 0, "snapshot_logged": 0, "snapshot_parts": 0,
+            "token": "", "files_before": [],
         }  # fmt: skip
 
     def _check_identity(self) -> None:
@@ -632,6 +666,11 @@ class Shard:
                     f"has ({today}); only nullable columns may be added, at the end; else start "
                     "with a new checkpointLocation"
                 )
+        if head["hidden"] != list(spec.hidden):
+            raise StateError(
+                "the checkpoint holds rows whose key columns are carried otherwise; go back to the "
+                "old columns= and emit=, or start with a new checkpointLocation"
+            )
         head["payload"] = _as_json(spec.payload)
 
     def _load(self) -> None:
@@ -643,14 +682,9 @@ class Shard:
         config = _config_of(head["config"])
         if self.join is None:
             self.join = self._from_files(config)
-        todo = [e for e in head["log"] if e["version"] > self.loaded_version]
-        code = code_digest(config.policy.name)
-        if self.join is None or any(entry["code"] != code for entry in todo):
+        if self.join is None or not self._replay():
             self._from_payload(config)
-            return
-        for entry in todo:
-            self._replay(entry)
-        if [[g.told() for g in segments] for segments in self.segments] != head["segments"]:
+        elif [[g.told() for g in segments] for segments in self.segments] != head["segments"]:
             raise StateError(DAMAGED.format(what="replaying the log gave other segments"))
 
     def _from_files(self, config: JoinConfig) -> JoinState | None:
@@ -666,8 +700,11 @@ class Shard:
             if found is None:
                 raise StateError(DAMAGED.format(what=f"{name} is not whole"))
             head["base"], head["base_version"] = file.name, head["snapshot_version"]
+            head["base_logged"], head["base_bytes"] = head["snapshot_logged"], file.stat().st_size
         if found is None:
-            self._forget_segments()
+            head["base"] = None
+            self.segments = [[] for _ in self.spec.sides]
+            head["next_place"] = [0] * self.spec.streams
             return JoinState(config)
         told, blocks = found
         if told["layout"] != L.LAYOUT_VERSION:
@@ -685,34 +722,39 @@ class Shard:
         head["next_place"] = told["next_place"]
         return JoinState.from_arrays(config, arrays)
 
-    def _forget_segments(self) -> None:
-        self.segments = [[] for _ in self.spec.sides]
-        self.head["next_place"] = [0] * self.spec.streams
-        self.head["started"] = False
-
-    def _replay(self, entry: dict[str, Any]) -> None:
-        name = f"l{entry['version']}"
-        parts = [from_ipc(get_part(self.kv, name, i)) for i in range(entry["parts"])]
-        log = one_batch(parts, parts[0].schema)
-        ts, key, side, size = (log.column(i).to_numpy(zero_copy_only=False) for i in range(4))
-        row = FRESH + (side.astype(np.int64) << FRESH_SHIFT) + np.arange(ts.size)
-        if not self.head["started"]:
-            self._start(ts, side, key, row)
-        batch = make_batch(
-            self.join.config, ts=ts, side=side, key=key, row=row, size=size, end=self._ends(ts)
-        )
-        for _ in self.join.process_in_pieces(batch, results=False):
-            pass
-        self._settle(batch, told=entry["segments"])
-        self.dropped = []
-        self.loaded_version = entry["version"]
-        self.replayed_now += entry["rows"]
+    def _replay(self) -> bool:
+        """Process logged rows anew; False if other code logged them, which may have done other
+        things."""
+        code = code_digest(self.join.config.policy.name)
+        while self.loaded_version < self.head["version"]:
+            version = self.loaded_version + 1
+            first = from_ipc(get_part(self.kv, f"l{version}", 0))
+            told = json.loads(first.schema.metadata[b"told"])
+            if told["code"] != code:
+                return False
+            rest = (get_part(self.kv, f"l{version}", i) for i in range(1, told["parts"]))
+            log = one_batch([first, *map(from_ipc, rest)], first.schema)
+            ts, key, side, size = (log.column(i).to_numpy(zero_copy_only=False) for i in range(4))
+            row = FRESH + (side.astype(np.int64) << FRESH_SHIFT) + np.arange(ts.size)
+            if told["learned"]:
+                self._learn(ts, side, key)
+            batch = make_batch(
+                self.join.config, ts=ts, side=side, key=key, row=row, size=size, end=self._ends(ts)
+            )
+            for _ in self.join.process_in_pieces(batch, results=False):
+                pass
+            self._settle(batch, told["segments"])
+            self.dropped = []
+            self.loaded_version = version
+            self.replayed_now += ts.size
+        return True
 
     def _from_payload(self, config: JoinConfig) -> None:
         """A join made anew from the rows whose payload is there.
 
         For a state that was written by other code, whose log cannot be replayed. Rows that had been
-        evicted since their payload was written may come back; the policy chooses again.
+        evicted since their payload was written may come back, and are then counted as evicted no
+        more; the policy chooses again, and learns again.
         """
         head = self.head
         self.segments = [
@@ -728,7 +770,7 @@ class Shard:
                 key += [chunk.column(1).to_numpy() for chunk in chunks]
                 side.append(np.full(segment.n, s, np.int8))
                 row.append(segment.base + np.arange(segment.n))
-                size += [self._stored_charge(chunk) for chunk in chunks]
+                size += [self._stored_charge(config, chunk) for chunk in chunks]
         if ts:
             ts, key, side, row, size = (np.concatenate(part) for part in (ts, key, side, row, size))
             for s in range(self.spec.streams):  # as they were: rows may have come since
@@ -746,29 +788,30 @@ class Shard:
             for i, base in enumerate(bases.tolist()):
                 mine = np.flatnonzero(at == i)
                 places[base].slots[batch.row[mine] - base] = batch.alike[mine]
-        store = self.join.store
+        self._count_as_before()
+        head["learned"] = False
+        self._save_everything()
+
+    def _count_as_before(self) -> None:
+        """After `_from_payload`: go on with the counts of the head; no row may disappear."""
+        head, store = self.head, self.join.store
+        expired_now = store.counters[:, L.C_EXPIRED].tolist()
         store.counters[:] = 0
         store.reg[L.N_EXACT] = store.reg[L.N_OUT] = 0
         store.sketch_out[:] = 0
-        # What is not held any more has left by the time; nothing disappears from the counts.
-        earlier = dict(head["report"])
-        held = store.side["held"]
+        earlier = _as_json(head["report"])
         for s in range(self.spec.streams):
-            gone = sum(earlier[name][s] for name in ("n_evicted", "n_refused", "n_expired"))
-            joined = head["n_in"][s] - head["n_late"][s] - head["n_null"][s]
-            earlier["n_expired"][s] += joined - gone - int(held[s])
+            fewer = head["rows_held"][s] - int(store.side["held"][s])
+            expired = max(0, min(fewer, expired_now[s]))
+            earlier["n_expired"][s] += expired
+            earlier["n_evicted"][s] += fewer - expired
         head["earlier"] = earlier
-        for entry in head["log"]:
-            delete_parts(self.kv, f"l{entry['version']}", entry["parts"])
-        head["log"] = []
-        self._save_everything()
 
-    def _stored_charge(self, chunk: pa.RecordBatch) -> np.ndarray:
-        if self.spec.unit != "bytes":
+    def _stored_charge(self, config: JoinConfig, chunk: pa.RecordBatch) -> np.ndarray:
+        if config.unit != "bytes":
             return np.ones(chunk.num_rows, np.int32)
         payload = row_bytes(chunk.select(list(range(2, chunk.num_columns))))
-        charge = self._index_charge(_config_of(self.head["config"]))
-        return (charge + np.ceil(SLACK * payload)).astype(np.int32)
+        return (self._index_charge(config) + np.ceil(SLACK * payload)).astype(np.int32)
 
     def _reconfigure(self) -> None:
         """Go on under another policy, budget, accounting or lateness."""
@@ -782,7 +825,7 @@ class Shard:
             for segment in segments:
                 alive = segment.alive(slot["row"])
                 chunks = self._chunks(s, segment)
-                charge = np.concatenate([self._stored_charge(chunk) for chunk in chunks])
+                charge = np.concatenate([self._stored_charge(config, chunk) for chunk in chunks])
                 slot["size"][segment.slots[alive]] = charge[alive]
         self.join, lost = old.rebuilt(config)
         new = self.join.store.slot["row"]
@@ -798,10 +841,7 @@ class Shard:
         np.add.at(self.join.store.counters, (lost[:, 0], L.C_EVICTED), 1)
         self.lost_by_restart = lost
         head["settings"] = self._settings()
-        for entry in head["log"]:
-            delete_parts(self.kv, f"l{entry['version']}", entry["parts"])
-        head["log"] = []
-        head["started"] = head["started"] and not self.join.definition.learn
+        head["learned"] = False
         self._save_everything()
 
     def _shed_by_restart(self) -> Iterator[bytes]:
@@ -831,7 +871,7 @@ class Shard:
         head, join = self.head, self.join
         head["report"] = self._counts()
         head["rows_held"] = [int(n) for n in join.store.side["held"]]
-        if self.spec.unit == "bytes":
+        if join.config.unit == "bytes":
             head["bytes_held"] = int(join.store.pool["used"].sum()) + head["fixed_bytes"]
         else:
             payload = sum(g.nbytes for segments in self.segments for g in segments)
@@ -896,8 +936,7 @@ class _Gather:
         if self.chunks[s] is None:
             chunks = []
             for segment in self.segments[s]:
-                for chunk in shard._chunks(s, segment):
-                    chunks.append(chunk.select(list(range(2, chunk.num_columns))))
+                chunks += [shard._payload(s, chunk) for chunk in shard._chunks(s, segment)]
             self.chunks[s] = chunks + self.fresh[s].chunks
         return _take(self.chunks[s], positions, shard.schemas[s])
 

@@ -28,7 +28,7 @@ PART_BYTES = (
     4 << 20
 )  # Spark's state client takes 20 ns a byte, and its JVM side copies whole values
 KEPT_SECONDS = 120.0  # unknown working files may belong to another attempt that is still running
-_VALUE = struct.Struct("<4sIQ")  # magic, crc32 of what follows, its length before compression
+_VALUE = struct.Struct("<4sIQ")  # magic, checksum of what follows, its length before compression
 _FILE = struct.Struct("<8sQ")  # magic, length of the JSON that follows
 _MAGIC, _FILE_MAGIC = b"JWv1", b"JWfile1\0"
 _ALIGN = 64
@@ -58,7 +58,11 @@ def sealed(data: Any) -> bytes:
     """Bytes compressed, with a checksum."""
     size = memoryview(data).nbytes
     packed = pa.compress(data, codec=_CODEC, asbytes=True) if size else b""
-    return _VALUE.pack(_MAGIC, zlib.crc32(packed), size) + packed
+    return _VALUE.pack(_MAGIC, _checksum(packed, size), size) + packed
+
+
+def _checksum(packed: Any, size: int) -> int:
+    return zlib.crc32(packed, size & 0xFFFFFFFF) ^ size >> 32
 
 
 def opened(value: bytes, what: str) -> pa.Buffer:
@@ -67,7 +71,7 @@ def opened(value: bytes, what: str) -> pa.Buffer:
         raise StateError(DAMAGED.format(what=f"{what} has wrong first bytes"))
     _, checksum, size = _VALUE.unpack_from(value)
     packed = memoryview(value)[_VALUE.size :]
-    if zlib.crc32(packed) != checksum:
+    if _checksum(packed, size) != checksum:
         raise StateError(DAMAGED.format(what=f"{what} has a wrong checksum"))
     return pa.decompress(packed, size, codec=_CODEC) if size else pa.py_buffer(b"")
 
@@ -140,7 +144,10 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[memoryview]] | None:
     if len(view) < _FILE.size or view[:8] != _FILE_MAGIC:
         return None
     _, length = _FILE.unpack_from(view)
-    head = json.loads(bytes(view[_FILE.size : _FILE.size + length]))
+    try:
+        head = json.loads(bytes(view[_FILE.size : _FILE.size + length]))
+    except ValueError:
+        return None
     blocks, at = [], _FILE.size + length
     for size in head["sizes"]:
         at = _aligned(at)
@@ -164,6 +171,12 @@ class Folder:
     def file(self, name: str) -> Path:
         """Path of a working file."""
         return self.path / name
+
+    def size(self, name: str) -> int:
+        """Bytes of a working file; -1 if it is not there."""
+        with suppress(OSError):
+            return os.stat(self.path / name).st_size
+        return -1
 
     def keep_only(self, names: set[str]) -> None:
         """Remove files that no version of the state needs any more."""
