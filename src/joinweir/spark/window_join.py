@@ -49,6 +49,7 @@ from .spec import JoinSpec, check_allocation, check_emit, module_of
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 PARTITIONS = "spark.sql.shuffle.partitions"
+CASE_SENSITIVE = "spark.sql.caseSensitive"
 MOST_SHARDS = 32  # by default; more are slow to schedule and each has its own fixed costs
 MOST_STREAMS = 16
 PREFIX = "joinweir_"
@@ -74,7 +75,7 @@ def window_join(
     emit: str = "matches",
     columns: Sequence[str] | Sequence[Sequence[str] | None] | None = None,
     suffixes: Sequence[str] | None = None,
-    name: str | None = None,
+    name: Any = None,
     seed: int = 0,
 ) -> Any:
     """Join streams over sliding windows within a memory budget, and report what is lost.
@@ -120,7 +121,8 @@ def window_join(
     suffixes
         For columns that occur in several streams; default ``_left`` and ``_right``, or ``_1`` ….
     name
-        Of the observed metrics: ``joinweir_NAME`` in ``lastProgress["observedMetrics"]``.
+        Of the observed metrics: ``joinweir_NAME`` in ``lastProgress["observedMetrics"]``. For batch
+        DataFrames it may be a `pyspark.sql.Observation`, whose ``get`` then has the metrics.
     seed
         For everything random.
 
@@ -167,7 +169,7 @@ def window_join(
     visible = _visible(schemas, sides, key_names, columns)
     exact_key = len(key_types) == 1 and _fits_64_bits(key_types[0])
 
-    selected, payload, hidden, keys = [], [], [], []
+    selected, payload, hidden, keys, schemas_of_packets = [], [], [], [], []
     shared = [key_names[0][i] for i in range(len(key_types)) if _is_shared(key_names, i)]
     for s, frame in enumerate(frames):
         wanted = visible[s]
@@ -182,7 +184,13 @@ def window_join(
         selected.append(
             _selected(frame, schemas[s], time_names[s], key_names[s], key_types, exact_key, carried)
         )
-    result, output = _result_schema(schemas, sides, payload, hidden, shared, suffixes, emit, k)
+        schemas_of_packets.append(
+            _arrow_schema(selected[s].schema, [c for c, _ in carried], sides[s])
+        )
+    case_matters = str(session.conf.get(CASE_SENSITIVE, "false")).lower() == "true"
+    result, output = _result_schema(
+        schemas, sides, payload, hidden, shared, suffixes, emit, str if case_matters else str.lower
+    )
     identity = {
         "streams": list(sides),
         "on": [list(names) for names in key_names],
@@ -203,16 +211,17 @@ def window_join(
         unit=unit,
         allocation=allocation or "even",
         accounting=accounting,
-        seed=int(seed),
+        seed=0 if seed == 0 else whole_number(seed, "seed"),
         shards=n_shards,
         emit=emit,
         payload=tuple(payload),
         hidden=tuple(hidden),
         keys=tuple(keys),
         output=tuple(output),
-        schemas=tuple(_arrow_schema(frame.schema, sides[s]) for s, frame in enumerate(selected)),
+        schemas=tuple(schemas_of_packets),
         identity=identity,
     )
+    observed_as = _observed_as(name, spec, streaming)
     text = spec.to_json()
     packed = None
     for s, frame in enumerate(selected):
@@ -224,7 +233,7 @@ def window_join(
         outputMode="Append",
         timeMode="None",
     )
-    observed = out.observe(_observed_name(name, spec), *_observed(spec))
+    observed = out.observe(observed_as, *_observed(spec))
     return (
         observed.where(F.col("packet").isNotNull())
         .select("packet")
@@ -358,6 +367,11 @@ def _common_type(kinds: list[DataType], names: list[str], sides: tuple[str, ...]
             whole = max(kind.precision - kind.scale for kind in as_decimal)
             if whole + scale <= 38:
                 return DecimalType(whole + scale, scale)
+            # Spark's join rounds them to 38 digits, and takes different numbers for equal.
+            raise JoinweirError(
+                f"key columns {' and '.join(map(repr, names))} need {whole + scale} digits to be "
+                "compared, more than the 38 of a decimal; cast one"
+            )
         return DoubleType()
     told = ", ".join(
         f"{side} {column!r} is {kind.simpleString()}"
@@ -501,6 +515,8 @@ def _visible(schemas, sides, key_names, columns) -> list[list[str]]:
     k = len(schemas)
     if columns is None:
         columns = [None] * k
+    elif not isinstance(columns, list | tuple):
+        raise JoinweirError(f"columns must be a list of names, not {columns!r}")
     elif all(isinstance(column, str) for column in columns):
         known = {column for schema in schemas for column in schema.names}
         for column in columns:
@@ -511,6 +527,10 @@ def _visible(schemas, sides, key_names, columns) -> list[list[str]]:
         raise JoinweirError(f"columns has {len(columns)} lists for {k} streams")
     visible = []
     for schema, side, keys, wanted in zip(schemas, sides, key_names, columns):
+        if not isinstance(wanted, list | tuple | None):
+            raise JoinweirError(
+                f"columns must have a list of names for each stream, not {wanted!r}"
+            )
         wanted = list(schema.names if wanted is None else wanted)
         _check_columns(schema, side, wanted)
         visible.append([c for c in schema.names if c in wanted or c in keys])
@@ -560,9 +580,10 @@ def _selected(frame, schema, time_name, keys, key_types, exact_key, carried) -> 
         for column in compared[1:]:
             any_null = any_null | column.isNull()
         key = F.when(any_null, F.lit(None)).otherwise(F.xxhash64(*parts))
-    # Equal rows may be processed in any order, others may not: packets come in another order in
-    # every run on a cluster.
-    hashed = [_quoted(f.name) for f in schema.fields if _hashable(f.dataType)]
+    # Packets come in another order in every run on a cluster. Rows that differ in what is carried
+    # must not follow them; of equal ones it cannot be told which came first.
+    named = dict.fromkeys([time_name, *keys, *(c for c, _ in carried)])
+    hashed = [_comparable(_quoted(c), schema[c].dataType) for c in named]
     payload = [
         (_quoted(c) if kind is None else _quoted(c).cast(kind)).alias(f"c{i}")
         for i, (c, kind) in enumerate(carried)
@@ -580,6 +601,11 @@ def _normal(column: Any, kind: DataType) -> Any:
     return F.when(F.isnan(column), nan).when(column == 0, zero).otherwise(column)
 
 
+def _comparable(column: Any, kind: DataType) -> Any:
+    """A column that `xxhash64` takes: it refuses maps and variants, as text it does not."""
+    return column if _hashable(kind) else F.to_json(F.struct(column))
+
+
 def _hashable(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return _hashable(kind.elementType)
@@ -588,21 +614,26 @@ def _hashable(kind: DataType) -> bool:
     return not isinstance(kind, MapType) and kind.typeName() != "variant"
 
 
-def _arrow_schema(schema: StructType, side: str) -> str:
-    """Arrow schema of the payload, as the workers will meet it."""
+def _arrow_schema(schema: StructType, names: list[str], side: str) -> str:
+    """Arrow schema of the payload, as the workers will meet it; `names` as the user knows them."""
     fields = schema.fields[3:]
-    try:
-        return to_arrow_schema(StructType(fields), timezone="UTC").serialize().to_pybytes().hex()
-    except Exception as error:
-        told = str(error).splitlines()[0]
-        raise JoinweirError(
-            f"a column of the {side} stream cannot pass through Arrow ({told}); cast it, or leave "
-            "it out with columns="
-        ) from None
+    for field, column in zip(fields, names):
+        try:
+            to_arrow_schema(StructType([field]), timezone="UTC")
+        except Exception:
+            raise JoinweirError(
+                f"column {column!r} of the {side} stream is {field.dataType.simpleString()}, which "
+                "Spark cannot hand to Python through Arrow; cast it, or leave it out with columns="
+            ) from None
+    return to_arrow_schema(StructType(fields), timezone="UTC").serialize().to_pybytes().hex()
 
 
-def _result_schema(schemas, sides, payload, hidden, shared, suffixes, emit, k):
-    """Schema of what `window_join` returns, and from where its columns come."""
+def _result_schema(schemas, sides, payload, hidden, shared, suffixes, emit, folded):
+    """Schema of what `window_join` returns, and from where its columns come.
+
+    Names are the same if `folded` they are: a and A are for Spark, by default.
+    """
+    k = len(sides)
     if emit != "matches":
         named = sides if k == 2 else tuple(f"stream{side}" for side in sides)
         structs = [
@@ -630,26 +661,31 @@ def _result_schema(schemas, sides, payload, hidden, shared, suffixes, emit, k):
         for i, column in enumerate(names[s]):
             if s == 0 and column in shared:
                 continue
-            others = {c for o in range(k) if o != s for c in names[o]}
+            others = {folded(c) for o in range(k) if o != s for c in names[o]}
             source = schemas[s][column]
-            called = column + suffixes[s] if column in others else column
+            called = column + suffixes[s] if folded(column) in others else column
             fields.append(StructField(called, source.dataType, source.nullable, source.metadata))
             output.append((s, hidden[s] + i))
-    called = [f.name for f in fields]
-    for column in called:
-        if called.count(column) > 1:
+    called = [folded(f.name) for f in fields]
+    for field in fields:
+        if called.count(folded(field.name)) > 1:
             raise JoinweirError(
-                f"two columns of the result would be named {column!r}; give other suffixes, or "
+                f"two columns of the result would be named {field.name!r}; give other suffixes, or "
                 "rename one"
             )
     return StructType(fields), output
 
 
 # --- metrics ----------------------------------------------------------------------------------
-def _observed_name(name: str | None, spec: JoinSpec) -> str:
+def _observed_as(name: Any, spec: JoinSpec, streaming: bool) -> Any:
+    """The metrics' name, or the Observation that takes them."""
     if name is None:
         told = json.dumps([spec.identity, spec.payload])
         return PREFIX + hashlib.sha256(told.encode()).hexdigest()[:8]
+    if type(name).__name__ == "Observation":  # classic Spark and Connect have one each
+        if streaming:
+            raise JoinweirError("an Observation takes no streams; give name as a text")
+        return name
     if not isinstance(name, str) or not name:
         raise JoinweirError(f"name must be a text, not {name!r}")
     return PREFIX + name
