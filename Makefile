@@ -31,7 +31,7 @@ setup: java $(STAMP) ## create .venv with joinweir and its tested dependencies; 
 java: ## check for Java 17 or 21; install it when root, else say how
 	@scripts/java.sh
 
-demo: setup ## run the demonstration
+demo: setup ## run the demonstration on local Spark
 	@$(with_java) $(with_cache) $(BIN)/joinweir demo
 
 test: setup ## run the default tests

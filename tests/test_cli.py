@@ -101,6 +101,7 @@ def test_version_is_the_packages(run) -> None:
 def test_help_of_every_command_ends_well(run) -> None:
     for command in (
         *(["demo"], ["policies"], ["simulate"], ["generate"], ["bench"], ["bench", "engine"]),
+        *(["bench", "recall"], ["bench", "spark"], ["bench", "soak"]),
         *(["generate", kind] for kind in streams.GENERATORS),
     ):
         code, out, err = run(*command, "--help")
@@ -543,7 +544,7 @@ def test_bad_options_of_bench_are_refused(run, arguments, told) -> None:
 @pytest.fixture(scope="module")
 def demo() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert cli.main(["demo"]) == 0
+        assert cli.main(["demo", "--no-spark"]) == 0
     return out.getvalue()
 
 
@@ -577,7 +578,7 @@ def _policies_shown(text: str) -> list[str]:
 
 
 def test_the_demo_as_json_has_the_same_policies(run_json, demo) -> None:
-    told = run_json("demo")
+    told = run_json("demo", "--no-spark")
     first = told["situations"][0]
     assert [p["policy"] for p in first["policies"]] == _policies_shown(demo.split("\n2. ")[0])
     assert first["max_rows"] == 0.1 * first["rows_needed"]
@@ -585,7 +586,7 @@ def test_the_demo_as_json_has_the_same_policies(run_json, demo) -> None:
 
 def test_the_demos_page_has_tables_and_charts_and_needs_no_network(run, tmp_path) -> None:
     file = tmp_path / "demo.html"
-    code, out, err = run("demo", "--html", file)
+    code, out, err = run("demo", "--no-spark", "--html", file)
     assert (code, err) == (0, "")
     assert str(file) in out
     page = file.read_text(encoding="utf-8")
@@ -607,3 +608,26 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setattr(report, "require_plotly", lambda: None)
     assert_refused(run("demo", "--html", tmp_path / "no" / "x.html"), "x.html")
+
+
+def test_without_spark_the_demo_says_so_and_runs_in_process(run, monkeypatch) -> None:
+    monkeypatch.setattr(cli, "_spark_missing", lambda: "there is no Java")
+    monkeypatch.setattr(cli, "_demo_in_process", lambda options: print("in process"))
+    code, out, err = run("demo")
+    assert (code, out) == (0, "in process\n")
+    assert err == "joinweir: without Spark, since there is no Java\n"
+    assert_refused(run("bench", "spark"), "needs Spark", "there is no Java")
+    assert_refused(run("bench", "soak"), "needs Spark", "there is no Java")
+
+
+def test_it_is_seen_that_pyspark_or_java_is_missing(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "no Java" in cli._spark_missing()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    for version, fine in (("11.0.2", False), ("17.0.9", True), ("21", True)):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+        assert (cli._spark_missing() is None) == fine
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'joinweir[spark]'" in cli._spark_missing()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -322,6 +324,79 @@ def _add_bench(commands: Any) -> None:
         help="real streams from this folder instead; default: that named by JOINWEIR_DATA",
     )
     kept.add_argument("--markdown", action="store_true", help="print tables as in docs/choosing.md")
+    _add_bench_spark(things)
+    _add_bench_soak(things)
+
+
+def _add_bench_spark(things: Any) -> None:
+    parser = _command(
+        things,
+        "spark",
+        _bench_spark,
+        "time window_join beside Spark's own stream-stream join",
+        " Same data, same sink, same session settings; each run in a process of its own. Spark's"
+        " join holds state in three ways, each at the fastest of several settings. With the"
+        " defaults it takes two hours on two cores, most of it in Spark's join.",
+    )
+    parser.add_argument(
+        "--rows-per-batch",
+        metavar="N[,M]",
+        type=_several(_whole),
+        help="rows of both streams in a micro-batch; default: 200000,1000000",
+    )
+    parser.add_argument(
+        "--batches", metavar="N", type=_whole, help="default: as many as fill the window, and 5"
+    )
+    parser.add_argument(
+        "--window-rows", metavar="N", type=_whole, help="in the window; default: 200000"
+    )
+    parser.add_argument(
+        "--payload", metavar="BYTES", type=_whole, help="of a row's text; default: 50 (--held: 200)"
+    )
+    parser.add_argument(
+        "--partitions",
+        metavar="N[,M]",
+        type=_several(_whole),
+        help="spark.sql.shuffle.partitions to try for Spark's join; default: 2,1,4",
+    )
+    parser.add_argument("--limit", metavar="SECONDS", type=_real, help="for a run; default: 600")
+    parser.add_argument("--heap", metavar="SIZE", default="4g", help="of the JVM; default: 4g")
+    parser.add_argument("--cores", metavar="N", type=_whole, default=2, help="default: 2")
+    parser.add_argument(
+        "--floor", action="store_true", help="instead: micro-batches of 20 rows, all joins"
+    )
+    parser.add_argument(
+        "--held",
+        metavar="N[,M]",
+        nargs="?",
+        const=(),
+        type=_several(_whole),
+        help="instead: window_join with so many rows held; default: 10000,1000000",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print tables as in docs/benchmarks.md"
+    )
+
+
+def _add_bench_soak(things: Any) -> None:
+    parser = _command(
+        things,
+        "soak",
+        _bench_soak,
+        "run window_join for long with little memory, and watch the memory",
+        " Exits with 1 if more bytes were ever held than the budget allows.",
+    )
+    parser.add_argument("--minutes", metavar="N", type=_real, default=10.0, help="default: 10")
+    parser.add_argument("--memory", metavar="SIZE", default="64 MB", help="default: 64 MB")
+    parser.add_argument(
+        "--need", metavar="SIZE", default="1 GB", help="of the rows in the window; default: 1 GB"
+    )
+    parser.add_argument("--policy", metavar="P", default="gdj", help="default: gdj")
+    parser.add_argument(
+        "--rows-per-batch", metavar="N", type=_whole, default=100_000, help="default: 100000"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, too")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write all figures as JSON")
 
 
 def _add_demo(commands: Any) -> None:
@@ -329,10 +404,15 @@ def _add_demo(commands: Any) -> None:
         commands,
         "demo",
         _demo,
-        "show on made-up streams what a memory limit costs",
-        " Takes up to a minute the first time, while the policies are compiled.",
+        "show on made-up streams what a memory limit costs, on local Spark",
+        " Takes two minutes on two cores, and a minute more the first time, while policies are"
+        " compiled. Without pyspark or Java it runs in this process (--no-spark).",
     )
-    parser.add_argument("--html", metavar="FILE", help="write a page with charts, too")
+    parser.add_argument("--html", metavar="FILE", help="where the page with charts goes")
+    parser.add_argument("--rows", metavar="N", type=_whole, help="of each stream, on Spark")
+    parser.add_argument(
+        "--no-spark", action="store_true", help="compare policies in this process, without Spark"
+    )
 
 
 # --- reading options ---------------------------------------------------------------------------
@@ -1006,6 +1086,178 @@ def _show_timings(
         _console().print(table)
 
 
+def _spark_missing() -> str | None:
+    """Why Spark cannot run here, or None."""
+    for package in ("pyspark", "pandas"):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed (pip install 'joinweir[spark]')"
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    try:
+        told = subprocess.run([java or "java", "-version"], capture_output=True, text=True)
+    except OSError:
+        return "there is no Java (install 17 or 21, or set JAVA_HOME)"
+    version = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    if version is None or int(version[1]) < 17:
+        return f"Java 17 or 21 is needed (set JAVA_HOME), and {java} is another"
+    return None
+
+
+def _need_spark(command: str) -> None:
+    missing = _spark_missing()
+    if missing:
+        raise JoinweirError(f"{command} needs Spark: {missing}")
+
+
+def _tuple(values: Any) -> tuple:
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _bench_spark(options: argparse.Namespace) -> None:
+    _need_spark("bench spark")
+    from .spark import benchmark
+
+    where = {"cores": options.cores, "heap": options.heap}
+    where["limit"] = benchmark.LIMIT if options.limit is None else options.limit
+    sizes = benchmark.SIZES if options.rows_per_batch is None else _tuple(options.rows_per_batch)
+    machine = bench.machine() | {"joinweir": jw.__version__}
+    with _Steps(1.0) as steps:
+        where["progress"] = lambda text, done: steps.at(done, text)
+        if options.floor:
+            batches = options.batches or benchmark.FLOOR_BATCHES
+            found: Any = benchmark.measure_floor(batches=batches, **where)
+            sheets = [benchmark.comparison_sheet(found), benchmark.breakdown_sheet(found)]
+        elif options.held is not None:
+            found = benchmark.measure_held(
+                _tuple(options.held) or benchmark.HELD,
+                rows_per_batch=sizes[0],
+                payload=options.payload or benchmark.LARGE_PAYLOAD,
+                **where,
+            )
+            sheets = [benchmark.held_sheet(found)]
+        else:
+            found = benchmark.compare_joins(
+                sizes,
+                batches=options.batches,
+                window_rows=options.window_rows or benchmark.WINDOW_ROWS,
+                payload=options.payload or benchmark.PAYLOAD,
+                partitions=_tuple(options.partitions or benchmark.TRIED_PARTITIONS),
+                **where,
+            )
+            sheets = [
+                sheet(each)
+                for each in found
+                for sheet in (benchmark.comparison_sheet, benchmark.breakdown_sheet)
+            ]
+    if options.json:
+        _print_json({"machine": machine, "found": found})
+        return
+    _show_load(machine)
+    for sheet in sheets:
+        _show_sheet(sheet, options.markdown)
+
+
+def _show_load(machine: dict[str, Any]) -> None:
+    if machine["load"] is not None and machine["load"] > machine["cores"] / 2:
+        print(
+            f"Other programs kept this machine busy (load {machine['load']} on {machine['cores']} "
+            "cores): the times are too long, and the ratios unsure."
+        )
+
+
+def _show_sheet(sheet: Any, markdown: bool = False) -> None:
+    if markdown:
+        print(sheet.markdown(), end="\n\n")
+        return
+    table = _table(*sheet.columns, left=sheet.columns[:1])
+    table.columns[0].no_wrap = True
+    for row in sheet.rows:
+        table.add_row(*row)
+    print(_filled(sheet.title))
+    _console().print(table)
+    for note in sheet.notes:
+        print(_filled(note))
+    print()
+
+
+def _bench_soak(options: argparse.Namespace) -> None:
+    _need_spark("bench soak")
+    from .spark import benchmark
+
+    for file in (options.html, options.output):
+        if file:
+            _check_output(file)
+    if options.html:
+        report.require_plotly()
+    machine = bench.machine() | {"joinweir": jw.__version__}
+    read_policy(options.policy)
+    with _Steps(1.0) as steps:
+        found = benchmark.soak(
+            minutes=options.minutes,
+            memory=options.memory,
+            need=options.need,
+            policy=options.policy,
+            rows_per_batch=options.rows_per_batch,
+            progress=lambda text, done: steps.at(done, text),
+        )
+    found = {"machine": machine} | found
+    sheet = benchmark.soak_sheet(found)
+    if options.output:
+        Path(options.output).write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+    if options.html:
+        Path(options.html).write_text(_soak_page(found, sheet), encoding="utf-8")
+    if options.json:
+        _print_json(found)
+    else:
+        _show_sheet(sheet)
+        verdict = "never exceeded" if not found["exceeded"] else "EXCEEDED"
+        print(f"The budget was {verdict} ({found['exceeded']} of {len(found['batches'])} times).")
+        for file in (options.html, options.output):
+            if file:
+                print(file)
+    if found["exceeded"]:
+        raise SystemExit(1)
+
+
+def _soak_page(found: dict[str, Any], sheet: Any) -> str:
+    batches, resident = found["batches"], found["resident"]
+
+    def over_time(points: Sequence[dict[str, Any]], unit: float, **names: str) -> dict:
+        return {
+            label: [(p["at"] / 60, p[name] / unit) for p in points if p[name] is not None]
+            for name, label in names.items()
+        }
+
+    budget = ("budget", found["parameters"]["memory"] / 1e6)
+    held = over_time(batches, 1e6, bytes_held="held by the join")
+    resident_mb = over_time(
+        resident,
+        1e6,
+        python="Python workers",
+        python_anonymous="Python workers, not mapped files",
+        jvm="JVM",
+    )
+    minutes = "minutes"
+    parts = [
+        report.paragraph(sheet.title),
+        report.table(sheet.columns, sheet.rows),
+        *map(report.paragraph, sheet.notes),
+        report.heading("Bytes held by the join"),
+        report.line_chart(held, x=minutes, y="MB", first=True, limit=budget),
+        report.heading("Resident memory"),
+        report.line_chart(resident_mb, x=minutes, y="MB", first=False),
+        report.heading("Recall of each micro-batch"),
+        report.line_chart(
+            over_time(batches, 1.0, recall="recall"), x=minutes, y="", first=False, percent=True
+        ),
+        report.heading("Time of a micro-batch"),
+        report.line_chart(
+            over_time(batches, 1.0, seconds="micro-batch"), x=minutes, y="seconds", first=False
+        ),
+    ]
+    return report.page("window_join over a long run", parts)
+
+
 # --- demo --------------------------------------------------------------------------------------
 DEMO_POLICIES = ("full", "fifo", "prob", "gdj", "rand")  # so two cores compile equally long
 DEMO_ROWS, DEMO_KEYS, DEMO_WITHIN, DEMO_SHARE = 20_000, 1000, 1000, 0.10
@@ -1057,6 +1309,16 @@ def _demo(options: argparse.Namespace) -> None:
     if options.html:
         report.require_plotly()
         _check_output(options.html)
+    missing = None if options.no_spark else _spark_missing()
+    if missing:
+        print(f"joinweir: without Spark, since {missing}", file=sys.stderr)
+    if options.no_spark or missing:
+        _demo_in_process(options)
+    else:
+        _demo_on_spark(options)
+
+
+def _demo_in_process(options: argparse.Namespace) -> None:
     shown = []
     policies = [read_policy(name) for name in DEMO_POLICIES]
     with _Steps(len(DEMO_POLICIES) + len(DEMO)) as steps, _Ready(policies) as ready:
@@ -1192,3 +1454,133 @@ def _demo_page(shown: Sequence[dict[str, Any]]) -> str:
         ]
     parts += [report.heading("Which to choose"), report.paragraph(ADVICE)]
     return report.page("What a memory limit costs a stream join", parts)
+
+
+# --- demo on Spark -----------------------------------------------------------------------------
+DEMO_PAGE = "joinweir-demo.html"
+
+
+def _demo_on_spark(options: argparse.Namespace) -> None:
+    from .spark import demo
+
+    page = options.html
+    if page is None and importlib.util.find_spec("plotly") is not None:
+        page = DEMO_PAGE
+        _check_output(page)
+    policies = [read_policy(name) for name in demo.POLICIES]
+    # Compiled here, not in Spark's workers, each of which would do it at the same time.
+    with _Steps(1.0) as steps, _Ready(policies, ordered=False) as ready:
+        for policy in policies:
+            steps.at(0.0, f"getting {policy} ready (compiled on first use)")
+            ready.get(policy)
+        found = demo.tour(
+            demo.ROWS if options.rows is None else options.rows,
+            progress=lambda text, done: steps.at(done, text),
+        )
+    if page:
+        Path(page).write_text(_tour_page(found), encoding="utf-8")
+    if options.json:
+        _print_json(found | {"html": page})
+        return
+    print(f"{_filled(_tour_introduction(found))}\n")
+    columns, rows = _tour_rows(found)
+    table = _table(*columns, left=columns[:1])
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+    print(_filled(_tour_verdict(found)))
+    if page:
+        print(f"\nThe same over time, with charts: {page}")
+    print(
+        "\nMore policies, without Spark: joinweir demo --no-spark\n"
+        "On your own files:            joinweir simulate --help\n"
+        "In your own Spark program:    from joinweir.spark import window_join\n"
+        "How fast, measured well:      joinweir bench spark --help"
+    )
+
+
+def _tour_introduction(found: dict[str, Any]) -> str:
+    return (
+        f"Two streams of {found['rows']:,} rows each came in {found['batches']} micro-batches to "
+        "Spark Structured Streaming on this machine. A row matches each row of the other stream "
+        f"that has the same key and is less than {found['within_seconds']:g} s apart; keys come in "
+        "bursts, on both streams at once, and some far more often than others. Spark's own "
+        f"stream-stream join keeps every row of the window, {found['window_rows']:,} of them, and "
+        f"more. window_join was allowed {found['max_rows']:,} rows, 10% of the window; its policy "
+        "decides which rows give way."
+    )
+
+
+def _tour_rows(found: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    columns = ("join", "recall", "results", "rows/s", "rows held,\nat most", "MB held,\nat most",
+               "rows shed")  # fmt: skip
+    rows = [
+        (
+            join["name"],
+            _percent(join["recall"]),
+            f"{join['n_out']:,}",
+            f"{join['rows_per_second']:,.0f}",
+            f"{join['rows_held']:,}",
+            f"{join['bytes_held'] / 1e6:,.1f}",
+            f"{join['n_shed']:,}",
+        )
+        for join in found["joins"]
+    ]
+    return columns, rows
+
+
+def _tour_verdict(found: dict[str, Any]) -> str:
+    exact, *bounded = found["joins"]
+    best, other = sorted(bounded, key=lambda join: -join["recall"])
+    return (
+        f"With 10% of the window's rows, policy {best['policy']} returned {best['recall']:.0%} of "
+        f"the exact join's results and {other['policy']} {other['recall']:.0%}, at "
+        f"{best['rows_per_second'] / exact['rows_per_second']:.1f} times the rows per second of "
+        "Spark's join in this run. What was lost is counted in every micro-batch: "
+        "query.lastProgress['observedMetrics'], or joinweir.spark.loss_report(query)."
+    )
+
+
+def _tour_page(found: dict[str, Any]) -> str:
+    def each(read: Callable[[dict[str, Any]], float], joins: Sequence[dict[str, Any]]) -> dict:
+        return {
+            join["policy"] or "Spark, exact": [(b["batch"] + 1, read(b)) for b in join["batches"]]
+            for join in joins
+        }
+
+    joins = found["joins"]
+    batch = "micro-batch"
+    columns, rows = _tour_rows(found)
+    parts = [
+        report.paragraph(_tour_introduction(found)),
+        report.table(columns, rows),
+        report.paragraph(_tour_verdict(found)),
+        report.heading("Recall"),
+        report.line_chart(
+            each(lambda b: b["recall"], joins[1:]), x=batch, y="", first=True, percent=True
+        ),
+        report.heading("Throughput"),
+        report.line_chart(
+            each(lambda b: b["rows"] / max(b["seconds"], 1e-3), joins),
+            x=batch,
+            y="rows per second",
+            first=False,
+        ),
+        report.heading("Rows held"),
+        report.line_chart(
+            each(lambda b: b.get("rows_held", b.get("state_rows", 0)), joins),
+            x=batch,
+            y="rows",
+            first=False,
+            limit=("budget", found["max_rows"]),
+        ),
+        report.heading("Memory held"),
+        report.line_chart(
+            each(lambda b: b.get("bytes_held", b.get("state_bytes", 0)) / 1e6, joins),
+            x=batch,
+            y="MB",
+            first=False,
+        ),
+    ]
+    return report.page("Spark's exact join and window_join with 10% of the rows", parts)

@@ -101,6 +101,61 @@ def recall_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "</table>"])
 
 
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts; the first column is flushed left, the others right."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        first, *others = (html.escape(cell.replace("\n", " ")) for cell in cells)
+        numbers = "".join(f'<{tag} class="n">{cell}</{tag}>' for cell in others)
+        return f"<tr><{tag}>{first}</{tag}>{numbers}</tr>"
+
+    return "\n".join(["<table>", line("th", columns), *(line("td", r) for r in rows), "</table>"])
+
+
+def line_chart(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x: str,
+    y: str,
+    first: bool,
+    percent: bool = False,
+    limit: tuple[str, float] | None = None,
+) -> str:
+    """Values over time or micro-batches; `limit` is a named horizontal line.
+
+    A series that is named after a policy has the policy's colour.
+    """
+    require_plotly()
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, points in series.items():
+        figure.add_trace(
+            go.Scatter(
+                x=[at for at, _ in points],
+                y=[value for _, value in points],
+                name=name,
+                mode="lines",
+                line={"color": colour(name, list(series))},
+            )
+        )
+    if limit is not None:
+        figure.add_hline(y=limit[1], line_dash="dash", line_color="#888", annotation_text=limit[0])
+    figure.update_layout(
+        template="simple_white",
+        margin={"l": 60, "r": 10, "t": 10, "b": 50},
+        xaxis={"title": {"text": x}},
+        yaxis={
+            "title": {"text": y},
+            "rangemode": "tozero",
+            "tickformat": ".0%" if percent else None,
+        },
+        hovermode="x unified",
+        showlegend=True,
+    )
+    return _drawn(figure, first)
+
+
 def recall_chart(curves: Mapping[str, Sequence[tuple[float, float]]], *, first: bool) -> str:
     """Recall over memory, a line a policy; the `first` chart of a page carries the library.
 
@@ -129,6 +184,11 @@ def recall_chart(curves: Mapping[str, Sequence[tuple[float, float]]], *, first: 
         legend={"title": {"text": "policy"}},
         hovermode="x unified",
     )
+    return _drawn(figure, first)
+
+
+def _drawn(figure: Any, first: bool) -> str:
+    """A figure as HTML; the `first` of a page carries the library."""
     drawn = figure.to_html(
         full_html=False,
         include_plotlyjs=first,

@@ -521,7 +521,7 @@ def soak(
     }
     batches: list[dict[str, Any]] = []
     resident: list[dict[str, Any]] = []
-    for step in _beside("soak", told, 60 * minutes + 2 * START_LIMIT, "the soak"):
+    for step in beside("soak", told, 60 * minutes + 2 * START_LIMIT, "the soak"):
         if "batch" in step:
             batches.append(step)
         elif "memory" in step:
@@ -628,12 +628,12 @@ def comparison_sheet(found: dict[str, Any]) -> Sheet:
             )
         )
     title = (
-        f"{load['rows_per_batch']:,} rows a micro-batch, {load['window_rows']:,} rows in the window,"
-        f" {load['results_per_row']:g} results a row, payload {load['payload']} B"
+        f"{load['rows_per_batch']:,} rows a micro-batch, {load['window_rows']:,} rows in the window"
+        f", {load['results_per_row']:g} results a row, payload {load['payload']} B"
     )
     notes = [
-        f"Median of micro-batches {load['warm'] + 1} to {load['batches']}; the first {load['warm']} "
-        "fill the window, load and compile. Times best Spark and RocksDB: how many times as fast. "
+        f"Median of micro-batches {load['warm'] + 1} to {load['batches']}; the {load['warm']} "
+        "before fill the window, load and compile. × best Spark: how many times as fast. "
         "Equal: as many results in each micro-batch as the other exact joins."
     ]
     for run in [*found["runs"], *found["tried"]]:
@@ -763,7 +763,7 @@ class _Host:
             "limit": min(self.limit, patience or self.limit),
         }
         ended: dict[str, Any] = {}
-        for step in _beside("query", told, self.limit + START_LIMIT, arm.name):
+        for step in beside("query", told, self.limit + START_LIMIT, arm.name):
             if "batch" in step:
                 if step["rows"]:  # not the last, in which Spark's join only forgets
                     result.batches.append(step)
@@ -814,7 +814,7 @@ def worker_environment() -> dict[str, str]:
     }
 
 
-def _beside(call: str, told: dict[str, Any], limit: float, name: str) -> Iterator[dict[str, Any]]:
+def beside(call: str, told: dict[str, Any], limit: float, name: str) -> Iterator[dict[str, Any]]:
     """What a process of its own says, which ends with this one, by itself or after the limit."""
     with (
         tempfile.TemporaryFile("w+") as complaints,
@@ -829,7 +829,7 @@ def _beside(call: str, told: dict[str, Any], limit: float, name: str) -> Iterato
             "spark.sql.warehouse.dir": f"{scratch}/warehouse",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, call],
+            [sys.executable, "-m", "joinweir.spark.benchmark", call],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
@@ -1127,7 +1127,12 @@ def main(arguments: Sequence[str]) -> None:
             with one:
                 print(json.dumps(step, allow_nan=False), file=out, flush=True)
 
-        {"query": _query, "soak": _soak}[arguments[0]](told, say)
+        if arguments[0] == "demo":
+            from . import demo
+
+            demo.run(told, say)
+        else:
+            {"query": _query, "soak": _soak}[arguments[0]](told, say)
 
 
 if __name__ == "__main__":
