@@ -1,7 +1,8 @@
-"""The command line: `joinweir policies`, `generate`, `simulate`, `bench`, `demo`.
+"""The command line: `joinweir policies`, `generate`, `simulate`, `run`, `bench`, `demo`.
 
 Results go to stdout, as tables or with ``--json`` as one JSON object; progress goes to stderr, and
-only if that is a terminal. Bad input ends with one line on stderr and exit code 2.
+only if that is a terminal. Bad input ends with one line on stderr and exit code 2 (a job file: a
+line for each thing that is wrong in it).
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ import joinweir as jw
 
 from . import bench, layout, report, streams
 from .errors import JoinweirError, unknown
+from .job import JobError, read_job
 from .policies import Parameters, definition, policy_names, read_policy
 from .simulation import ALLOCATIONS, SIDES, JoinResult
 from .state import JoinConfig, JoinState
 
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PROGRESS_AFTER = 1.0  # seconds
 LARGEST = 2**53  # whole number; a float such as 1e16 is not exact beyond
 PLAIN_WIDTH = 110  # columns of a table that goes to a file or a pipe
@@ -54,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     with contextlib.suppress(AttributeError, ValueError):  # a sign that a terminal cannot show
         sys.stdout.reconfigure(errors="replace")
+    code = 0
     try:
         options = _parser().parse_args(argv)
         with _no_interrupt_is_lost():
-            options.run(options)
+            code = options.run(options) or 0
             sys.stdout.flush()
     except SystemExit as done:  # --help, --version
         return int(done.code or 0)
@@ -67,10 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except JobError as error:
+        for problem in error.problems:
+            print(f"joinweir: {problem}", file=sys.stderr)
+        return BAD_INPUT
     except (JoinweirError, OSError, pa.ArrowException, MemoryError) as error:
         print(f"joinweir: {_one_line(error)}", file=sys.stderr)
         return BAD_INPUT
-    return 0
+    return code
 
 
 @contextlib.contextmanager
@@ -133,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"joinweir {jw.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_policies, _add_simulate, _add_generate, _add_bench):
+    for add in (_add_demo, _add_policies, _add_simulate, _add_run, _add_generate, _add_bench):
         add(commands)
     return parser
 
@@ -221,6 +228,23 @@ def _add_simulate(commands: Any) -> None:
         "--output",
         metavar="FILE",
         help="with a single policy: write the row numbers of the results, as Parquet",
+    )
+
+
+def _add_run(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "run",
+        _run,
+        "join streams on Spark as a job file says, and show what is lost meanwhile",
+        " Ctrl-C or SIGTERM ends it in order; it goes on from its checkpoint when it is started"
+        " again. Exit codes: 0 at the end of the input and after SIGTERM, 130 after Ctrl-C, 1 if"
+        " the query failed, 2 if it could not start. docs/jobs.md explains job files.",
+    )
+    parser.add_argument("job", metavar="JOB.toml", help="the job file")
+    parser.add_argument("--check", action="store_true", help="only check the file")
+    parser.add_argument(
+        "--once", action="store_true", help="stop when the input that is there now is processed"
     )
 
 
@@ -956,6 +980,30 @@ def _show_comparison(found, files, options, skipped) -> None:
         print(f"left out {name}: {reason}")
     if options.output:
         print(f"{options.output}: {first.n_out:,} results")
+
+
+# --- run ---------------------------------------------------------------------------------------
+def _run(options: argparse.Namespace) -> int:
+    try:
+        from .spark import running
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("joinweir"):
+            raise
+        raise JoinweirError(
+            f"joinweir run needs {error.name or 'pyspark'}: pip install 'joinweir[spark]'"
+        ) from None
+    job = read_job(options.job, check_generator=running.check_generator)
+    if options.check:
+        if options.json:
+            _print_json({"job": options.job, "ok": True})
+        else:
+            print(f"{options.job}: ok")
+        return 0
+    try:
+        return running.run_job(job, as_json=options.json, once=options.once)
+    except running.QueryFailed as error:
+        print(f"joinweir: the query failed: {error}", file=sys.stderr)
+        return FAILED
 
 
 # --- bench -------------------------------------------------------------------------------------
