@@ -101,6 +101,8 @@ def _jars(folder: str) -> Iterator[str]:
 def open_session(job: Job) -> SparkSession:
     """The Spark session that a job asks for."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run PATH's python3
+    if (job.spark.master or "").startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = session_settings(job) | job.spark.options.filled()
     builder = SparkSession.builder
     builder = builder.remote(job.spark.remote) if job.spark.remote else builder.master(
@@ -161,7 +163,7 @@ def start_query(
     if sink.format == "console":
         # Every row is fetched, as Spark's own console sink does: a limit would run some of the
         # tasks only, and the others' state would stay behind.
-        writer = writer.foreachBatch(lambda frame, batch: show(batch, frame.toArrow()))
+        writer = writer.foreachBatch(lambda frame, batch: show(batch, _fetched(frame)))
     else:
         writer = writer.format(sink.format).options(**sink.options.filled())
         if sink.path:
@@ -175,6 +177,15 @@ def start_query(
     elif job.query.trigger:
         writer = writer.trigger(processingTime=job.query.trigger)
     return writer.start()
+
+
+def _fetched(frame: DataFrame) -> pa.Table:
+    try:
+        return frame.toArrow()
+    except Exception as error:
+        # Spark searches the text with a regex that overflows its stack on a long traceback, such
+        # as that of a batch which is interrupted by a stop.
+        raise JoinweirError(what_failed(str(error))) from None
 
 
 def _as_messages(job: Job, joined: DataFrame) -> DataFrame:
@@ -361,6 +372,7 @@ class View:
         self.progress: Any = None
 
     def __enter__(self) -> View:
+        self.began = monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -391,7 +403,7 @@ class JsonView(View):
 
     def rows(self, batch: int, table: pa.Table) -> None:
         shown = table.slice(0, self.job.sink.rows).to_pylist()
-        _print_json({"event": "rows", "batch": batch, "n_rows": table.num_rows, "rows": shown})
+        _print_json({"event": "rows", "batch_id": batch, "n_rows": table.num_rows, "rows": shown})
 
     def end(self, stopped_by: int | None) -> None:
         totals = self.report.to_dict() if self.report else {}
@@ -418,9 +430,9 @@ def _print_json(value: dict[str, Any]) -> None:
 
 def _batch_figures(progress: Any) -> dict[str, Any]:
     return {
-        "batch": progress["batchId"],
+        "batch_id": progress["batchId"],
         "rows_in": progress["numInputRows"],
-        "seconds": _seconds(progress),
+        "batch_seconds": _seconds(progress),
     }
 
 
@@ -454,6 +466,7 @@ class LiveView(LineView):
         self.live = Live(console=self.console, auto_refresh=False, get_renderable=self._panel)
 
     def __enter__(self) -> LiveView:
+        super().__enter__()
         self.live.start(refresh=True)
         return self
 
