@@ -12,7 +12,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint format bench golden clean
+.PHONY: help setup java demo test test-kafka lint format bench golden clean
 
 # Spark workers otherwise run whatever `python3` is on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -24,7 +24,7 @@ with_java  = home=$$(scripts/java.sh --home); export JAVA_HOME="$${home:-$${JAVA
 with_cache = NUMBA_CACHE_DIR=$$($(BIN)/python tests/conftest.py); export NUMBA_CACHE_DIR;
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: java $(STAMP) ## create .venv with joinweir and its tested dependencies; check for Java 17 or 21
 
@@ -36,6 +36,11 @@ demo: setup ## run the demonstration on local Spark
 
 test: setup ## run the default tests
 	@$(with_java) $(BIN)/python -m pytest
+
+# Kafka's jars are fetched once, by mvn, into .cache.
+test-kafka: setup ## run the tests that need a Kafka broker; mvn fetches it
+	@$(BIN)/python scripts/kafka_jars.py .cache/kafka
+	@$(with_java) $(with_cache) $(BIN)/python -m pytest tests_kafka
 
 lint: $(STAMP) ## check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -54,7 +59,7 @@ golden: setup ## write the golden numbers in tests/golden anew
 	@$(with_cache) $(BIN)/python tests/make_golden.py
 
 clean: ## remove .venv, caches and builds
-	@rm -rf $(VENV) .numba_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf $(VENV) .cache .numba_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@rm -rf spark-warehouse metastore_db derby.log
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
