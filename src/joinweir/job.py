@@ -168,6 +168,7 @@ class SparkSettings:
     remote: str | None = None
     jars: str | None = None
     packages: tuple[str, ...] | None = None  # None: the Kafka connector, if it is needed
+    log: str | None = None
     options: Options = field(default_factory=Options)  # spark.* settings
 
 
@@ -347,6 +348,12 @@ class _JobReader:
         if "://" not in place and Path(place).exists() and not Path(place).is_dir():
             raise JoinweirError(f"{place} is a file; give a directory")
         return place
+
+    def _file(self, value: Any) -> str:
+        place = Path(self._place(value))
+        if place.is_dir() or not place.parent.is_dir():
+            raise JoinweirError(f"{place} cannot be written: give a file in a directory")
+        return str(place)
 
     def _check_places(self, sources: tuple[Source, ...], sink: Sink, query: Query) -> None:
         used: dict[str, str] = {}
@@ -547,6 +554,7 @@ class _JobReader:
         master, remote = section.text("master"), section.text("remote")
         jars = section.take("jars", self._directory)
         packages = section.take("packages", lambda value: _names(value) if value != [] else ())
+        log = section.take("log", self._file)
         conf = section.options("conf")
         section.done()
         if master and remote:
@@ -571,6 +579,7 @@ class _JobReader:
             remote,
             jars,
             packages,
+            log,
             Options(*conf),
         )
 

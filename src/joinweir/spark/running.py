@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -83,7 +84,6 @@ def session_settings(job: Job) -> dict[str, str]:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings["spark.ui.enabled"] = "false"
     settings["spark.ui.showConsoleProgress"] = "false"  # it would draw over the view
-    settings["spark.log.level"] = "FATAL"  # errors are told in one line; see docs/jobs.md
     packages = job.spark.packages
     if job.spark.jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in sorted(_jars(job.spark.jars)))
@@ -96,6 +96,41 @@ def session_settings(job: Job) -> dict[str, str]:
 
 def _jars(folder: str) -> Iterator[str]:
     yield from ([folder] if "://" in folder else (str(p) for p in Path(folder).glob("*.jar")))
+
+
+class SparkLog:
+    """A file for what Spark and its Python workers say, so that it does not go over the view.
+
+    Without a name it is a temporary one, which is kept if something failed.
+    """
+
+    def __init__(self, file: str | None) -> None:
+        self.file, self.kept = file, file is not None
+
+    def __enter__(self) -> SparkLog:
+        if self.file is None:
+            number, self.file = tempfile.mkstemp(prefix="joinweir-spark-", suffix=".log")
+            os.close(number)
+        return self
+
+    def __exit__(self, kind: type | None, *error: object) -> None:
+        if kind is not None and issubclass(kind, (QueryFailed, JoinweirError)):
+            self.kept = True
+        if not self.kept:
+            os.unlink(self.file)
+
+    @contextlib.contextmanager
+    def for_children(self) -> Iterator[None]:
+        """Processes that are started meanwhile write to the file instead of to stderr."""
+        sys.stderr.flush()
+        own = os.dup(2)
+        with open(self.file, "ab") as log:
+            os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 def open_session(job: Job) -> SparkSession:
@@ -116,7 +151,7 @@ def open_session(job: Job) -> SparkSession:
         if "JAVA_GATEWAY_EXITED" in str(error):
             raise JoinweirError(
                 "Spark did not start: it needs Java 17 or 21 (JAVA_HOME), and its packages must be"
-                " within reach; its own message is above"
+                " within reach"
             ) from None
         raise JoinweirError(f"Spark did not start: {first_line(error)}") from None
     return session
@@ -233,15 +268,19 @@ def run_job(
         from .window_join import window_join as join
     view = _view(job, as_json)
     signals = _Signals()
-    with signals, contextlib.ExitStack() as closing:
-        spark = open_session(job)
-        closing.callback(_quietly, spark.stop)
-        signals.take()  # again: a starting SparkContext takes SIGINT for itself
-        if not signals.came:
-            query = _start(job, spark, join, once, view)
-            with view:
-                _follow(query, view, signals)
-            view.end(signals.came)
+    with signals, SparkLog(job.spark.log) as log, contextlib.ExitStack() as closing:
+        try:
+            with log.for_children():
+                spark = open_session(job)
+            closing.callback(_quietly, spark.stop)
+            signals.take()  # again: a starting SparkContext takes SIGINT for itself
+            if not signals.came:
+                query = _start(job, spark, join, once, view)
+                with view:
+                    _follow(query, view, signals)
+                view.end(signals.came)
+        except (QueryFailed, JoinweirError) as error:
+            raise type(error)(f"{error} (Spark's log: {log.file})") from None
     return STOPPED_BY_USER if signals.came == signal.SIGINT else 0
 
 
@@ -489,7 +528,9 @@ class LiveView(LineView):
         job, report = self.job, self.report
         title = f"{job.query.name} · {job.join.policy} · within {_told(job.join.within)}"
         if self.progress is None:
-            body: Any = Text(f"waiting for the first micro-batch, {self._elapsed()}", style="dim")
+            # Code for a policy that this machine never ran takes some 10 s to 60 s to compile.
+            wait = "waiting for the first micro-batch; the first on a machine takes longer"
+            body: Any = Text(wait, style="dim")
         else:
             body = live_table(self.progress, report, self.recalls)
         places = job.sink.path or job.sink.options.plain.get("topic") or "console"
