@@ -106,6 +106,21 @@ def test_the_example_is_a_good_job():
     assert [source.options.plain["side"] for source in job.sources] == ["1", "2"]
 
 
+def test_the_complete_file_of_the_page_is_a_good_job(read, tmp_path):
+    page = (EXAMPLES.parent / "docs" / "jobs.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    pq.write_table(pa.table({"symbol": ["a"], "ts": [1]}), tmp_path / "left" / "a.parquet")
+    text = changed('"/data/quotes"', '"left"', text)
+    job = read(text, KAFKA_PASSWORD="x", TRUSTSTORE_PASSWORD="y")
+    assert [source.name for source in job.sources] == ["trades", "quotes"]
+    # What is commented out is good as well, a key at a time; only one sink and one budget fit.
+    for line in re.findall(r"^# (\w+ = .*?) *(?:#.*)?$", text, flags=re.MULTILINE):
+        key = line.partition(" ")[0]
+        if key in ("allocation", "closed", "accounting", "emit", "columns", "suffixes", "seed",
+                   "partition_by", "packages", "log"):  # fmt: skip
+            read(changed(f"# {line}", line, text), KAFKA_PASSWORD="x", TRUSTSTORE_PASSWORD="y")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -188,15 +189,15 @@ def test_on_a_terminal_the_example_shows_a_live_view(start):
     os.close(theirs)
     shown = ""
     with contextlib.suppress(OSError):  # the terminal's other end is closed
-        while not re.search(r"batch \d+: 5 of [\d,]+ results", shown):  # of the console sink
+        while not re.search(r"batch \d+: first 5 results", shown):  # of the console sink
             shown += os.read(ours, 65536).decode(errors="replace")
         process.send_signal(signal.SIGTERM)
         while True:
             shown += os.read(ours, 65536).decode(errors="replace")
-    assert process.wait() == 0
+    assert process.wait() == 0, shown + process.stderr.read()
     os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    for part in ("job · gdj · within 30 seconds", "rows in", "results", "held", "5,000 rows"):
+    for part in ("job · gdj · within 10 seconds", "rows in", "results", "held", "1,000 rows"):
         assert part in text
     assert re.search(r"recall +[\d.]+% +[▁▂▃▄▅▆▇█]+ +total [\d.]+%", text)
     assert "stopped by SIGTERM" in text
@@ -247,6 +248,14 @@ def test_the_panel_shows_budget_loss_and_recall():
     assert text[3] == "recall 50.0% ▅█ total 62.5% ± 1.0%"
     assert text[4].endswith("75% of 4.0 MB (30 rows, 3.0 MB)")
     assert text[5:] == ["shed 3 5 in total", "late 2 7 in total", "null 0 0 in total"]
+
+
+def test_the_console_gets_a_few_rows_of_a_partition_that_is_read_to_its_end():
+    batches = [pa.RecordBatch.from_pydict({"x": list(range(i, i + 3))}) for i in (0, 3, 6)]
+    rest = iter(batches)
+    kept = pa.Table.from_batches(running.first_rows(4)(rest))
+    assert kept["x"].to_pylist() == [0, 1, 2, 3]
+    assert next(rest, None) is None
 
 
 def test_sparkline_goes_from_nothing_to_all():

@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -83,6 +84,9 @@ def session_settings(job: Job) -> dict[str, str]:
         # One machine: nothing listens on the network, and there is no page to serve.
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings["spark.ui.enabled"] = "false"
+        # A driver that is out of memory otherwise goes on without the thread that asked for it,
+        # and the query waits for ever.
+        settings["spark.driver.extraJavaOptions"] = "-XX:+ExitOnOutOfMemoryError"
     settings["spark.ui.showConsoleProgress"] = "false"  # it would draw over the view
     packages = job.spark.packages
     if job.spark.jars:
@@ -196,9 +200,11 @@ def start_query(
             raise unknown("column of the result in [sink] partition_by", name, joined.columns)
     writer = shaped.writeStream.queryName(job.query.name).outputMode("append")
     if sink.format == "console":
-        # Every row is fetched, as Spark's own console sink does: a limit would run some of the
-        # tasks only, and the others' state would stay behind.
-        writer = writer.foreachBatch(lambda frame, batch: show(batch, _fetched(frame)))
+        # Not limit(): it would run some of the tasks only, and the others' state stay behind.
+        first = first_rows(sink.rows)
+        writer = writer.foreachBatch(
+            lambda frame, batch: show(batch, _fetched(frame.mapInArrow(first, frame.schema)))
+        )
     else:
         writer = writer.format(sink.format).options(**sink.options.filled())
         if sink.path:
@@ -212,6 +218,23 @@ def start_query(
     elif job.query.trigger:
         writer = writer.trigger(processingTime=job.query.trigger)
     return writer.start()
+
+
+def first_rows(n: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow` that reads its whole partition and passes n rows on.
+
+    A micro-batch can have millions of results; fetching them all, as Spark's own console sink does,
+    filled the driver's heap of 1 GB.
+    """
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        missing = n
+        for batch in batches:
+            if missing:
+                yield batch.slice(0, missing)
+                missing -= min(missing, batch.num_rows)
+
+    return read
 
 
 def _fetched(frame: DataFrame) -> pa.Table:
@@ -307,6 +330,10 @@ def _follow(query: Any, view: View, signals: _Signals) -> None:
             view.refresh()
     except PySparkException as error:
         raise QueryFailed(what_failed(str(error))) from None
+    except (Py4JError, ConnectionRefusedError, ConnectionResetError):
+        raise QueryFailed(
+            "Spark itself ended; if for want of memory, raise [spark.conf] 'spark.driver.memory'"
+        ) from None
     finally:
         _quietly(query.stop)
 
@@ -423,7 +450,7 @@ class View:
         self.progress, self.report = progress, report or self.report
 
     def rows(self, batch: int, table: pa.Table) -> None:
-        """Results of a micro-batch, for the console sink; called in another thread."""
+        """First results of a micro-batch, for the console sink; called in another thread."""
 
     def refresh(self) -> None:
         """Time has passed."""
@@ -442,7 +469,7 @@ class JsonView(View):
 
     def rows(self, batch: int, table: pa.Table) -> None:
         shown = table.slice(0, self.job.sink.rows).to_pylist()
-        _print_json({"event": "rows", "batch_id": batch, "n_rows": table.num_rows, "rows": shown})
+        _print_json({"event": "rows", "batch_id": batch, "rows": shown})
 
     def end(self, stopped_by: int | None) -> None:
         totals = self.report.to_dict() if self.report else {}
@@ -638,7 +665,7 @@ def _summary(view: View, stopped_by: int | None) -> str:
 
 def _result_table(batch: int, results: pa.Table, most: int) -> Table:
     shown = min(most, results.num_rows)
-    table = Table(title=f"batch {batch}: {shown:,} of {results.num_rows:,} results")
+    table = Table(title=f"batch {batch}: first {shown:,} results")
     for name in results.column_names:
         table.add_column(Text(name))
     for row in results.slice(0, shown).to_pylist():
