@@ -45,7 +45,7 @@ import numpy as np
 from ..compiling import kernel
 from ..engine import frequency, ignore_count, join_loop
 from ..errors import JoinweirError
-from ..layout import COMPETING, N_ARRIVALS, N_STREAMS, NIL, NOT_ADMITTED, record
+from ..layout import COMPETING, N_ARRIVALS, N_STREAMS, NOT_ADMITTED, record
 from ..structures import (
     Credits,
     Heap,
@@ -316,7 +316,7 @@ def gain_of_some(S, P, cell, pool, first, n):
 
 @kernel
 def others_keep(S, P, cell, first, others, lower):
-    """Rows of a key before and behind those that gain: out of the pages, or in with a lower base."""
+    """Rows before and behind those that gain: out of the pages, or in with a lower base."""
     slot = S.cell[cell].head
     before = 0
     while slot != first:
