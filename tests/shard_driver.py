@@ -334,8 +334,13 @@ class Truth:
 
 
 def truth(batches, *, lifetimes, lateness, landmark=None) -> Truth:
-    """By brute force from micro-batches of tables: the rules of docs/semantics.md, in pandas."""
+    """By brute force from micro-batches of tables: the rules of docs/semantics.md, in pandas.
+
+    `lateness` is given a stream, or a micro-batch and stream.
+    """
     k = len(lifetimes)
+    if not isinstance(lateness[0], tuple):
+        lateness = [lateness] * len(batches)
     late, null_key, null_time, accepted = [], [], [], []
     for s in range(k):
         rows = pd.concat(
@@ -345,7 +350,8 @@ def truth(batches, *, lifetimes, lateness, landmark=None) -> Truth:
         timed = rows[rows.ts.notna()]
         high = timed.groupby("batch").ts.max().astype("int64")
         high = high.reindex(range(len(batches))).cummax().ffill().shift(1).fillna(-(2.0**60))
-        is_late = timed.ts.astype("int64") < timed.batch.map(high) - lateness[s]
+        allowed = timed.batch.map(lambda b, s=s: lateness[b][s])
+        is_late = timed.ts.astype("int64") < timed.batch.map(high) - allowed
         has_key = timed.key.notna()
         null_time.append(rows[rows.ts.isna()].id.tolist())
         null_key.append(timed[~has_key].id.tolist())

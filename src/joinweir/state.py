@@ -370,14 +370,16 @@ class JoinState:
             row=held["row"], end=held["end"], size=held["size"],
             action=np.full(held.size, L.INSERTS, np.uint8),
         )  # fmt: skip
+        first = int(reg[L.N_ARRIVALS])
         lost = new.process(batch, results=False, shed=True).shed
-        by = np.argsort(held["row"])
-        rows = held["row"][by]
         lost[:, 2] = L.EVICTED  # they had been admitted
-        lost[:, 3] = matched[by][np.searchsorted(rows, lost[:, 1])]
+        for s in range(k):
+            mine, gone = np.flatnonzero(held["side"] == s), lost[:, 0] == s
+            mine = mine[np.argsort(held["row"][mine])]
+            at = np.searchsorted(held["row"][mine], lost[gone, 1])
+            lost[gone, 3] = matched[mine[at]]
         kept = np.flatnonzero(new.store.slot["row"] != L.NIL)
-        kept_rows = new.store.slot["row"][kept]
-        new.store.slot["mark"][kept] -= matched[by][np.searchsorted(rows, kept_rows)]
+        new.store.slot["mark"][kept] -= matched[new.store.slot["seq"][kept] - first]
         reg = new.store.reg
         reg[L.KEEP_LOG], reg[L.ACCOUNTING] = keep_log, accounting
         if same_sketch:

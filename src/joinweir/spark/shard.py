@@ -144,6 +144,7 @@ class Shard:
         self.dropped: list[Segment] = []
         self.lost_by_restart = np.empty((0, 4), np.int64)
         self.head = self._new_head() if head is None else _read_head(head)
+        self.places = list(self.head["next_place"])
         self.known_files = set(self._files())
         self.changed = False
         if head is not None:
@@ -762,6 +763,7 @@ class Shard:
             for segments in head["segments"]
         ]
         self.join = JoinState(config)
+        head["next_place"] = self.places  # not as an older copy or half a replay left them
         ts, key, side, row, size = [], [], [], [], []
         for s, segments in enumerate(self.segments):
             for segment in segments:
