@@ -72,6 +72,7 @@ SEGMENT_CHARGE = 4 + 20  # bytes of a row's slot number, time and key in a segme
 SMALL_BYTES, MOST_SMALL = PART_BYTES, 8  # so many small segments of like size are merged
 TIERS = 3  # of small segments, each eight times as large as the one before
 REPLAY_BYTES = 800  # replaying a logged row takes as long as writing so many bytes of a file
+REPLAY_ROWS = 1000  # a log takes as long as so many rows more, however few it has (1 ms)
 SNAPSHOT_BYTES = 8 << 20  # of a snapshot that are stored in a micro-batch, or twice its log
 LEAST_SNAPSHOT = 1 << 18  # smaller ones are not worth a log
 LOG_BYTES = 21  # of a logged row before compression
@@ -541,6 +542,7 @@ class Shard:
     def _save_working_copy(self) -> None:
         head = self.head
         behind = head["logged"] - head["base_logged"]
+        behind += REPLAY_ROWS * (head["version"] - head["base_version"])
         head["replayed"] += self.replayed_now
         size = sum(a.nbytes for a in self.join.arrays().values())
         if head["base"] is None or (head["replayed"] + behind) * REPLAY_BYTES > size:
@@ -747,7 +749,7 @@ class Shard:
             self._settle(batch, told["segments"])
             self.dropped = []
             self.loaded_version = version
-            self.replayed_now += ts.size
+            self.replayed_now += ts.size + REPLAY_ROWS
         return True
 
     def _from_payload(self, config: JoinConfig) -> None:
