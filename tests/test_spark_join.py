@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import math
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from joinweir.spark import LossReport, loss_report, window_join
@@ -335,7 +337,7 @@ def test_payload_of_all_types_under_odd_names(spark, tmp_path):
     kept = ["id", *(renamed.get(c, c) for c in left.columns if c != "id")]
     assert joined.columns == [*kept, "ts_right", "a.b_right", "größe_right"]
     assert [f.dataType for f in joined.schema.fields[: len(kept)]] == [
-        f.dataType for f in left.schema.fields
+        f.dataType for f in streams[0].schema.fields
     ]
     run_to_memory(joined, "payload", tmp_path / "checkpoint").awaitTermination()
     found = spark.table("payload").toDF(*joined.columns)
@@ -550,9 +552,10 @@ def test_results_can_be_aggregated_and_joined_again(spark, tmp_path, skewed_stre
         .select(F.col("window.start").alias("start"), "n")
     )
     third = stream_of(spark, directories[0]).withColumnRenamed("l", "l3")
+    # Results come as late as the window of their join is long.
     again = window_join(
-        joined, third, on="k", time=("ts_left", "ts"), within="2 s", columns=["l", "r", "l3"],
-        name="outer",
+        joined, third, on="k", time=("ts_left", "ts"), within="0.5 s", lateness=("5 s", "0 s"),
+        columns=["l", "r", "l3"], name="outer",
     )  # fmt: skip
     queries = [
         run_to_memory(windows, "windows", tmp_path / "a"),
@@ -577,7 +580,7 @@ def test_results_can_be_aggregated_and_joined_again(spark, tmp_path, skewed_stre
         by_key[key[a]].append(a)
     expected = Counter(
         (key[a], a, b, c) for a, b in exact for c in by_key[key[a]]
-        if abs(at[a] - at[c]) < dt.timedelta(seconds=2)
+        if abs(at[a] - at[c]) < dt.timedelta(seconds=0.5)
     )  # fmt: skip
     assert multiset(spark.table("again").collect()) == multiset(expected.elements())
     told = queries[1].lastProgress["observedMetrics"]

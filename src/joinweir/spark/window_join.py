@@ -104,6 +104,7 @@ def window_join(
     lateness
         A row is late if it is behind the largest time that its own stream had in *earlier*
         micro-batches by more than this. Late rows are dropped and counted. A tuple: per stream.
+        The result of another `window_join` needs at least the `within` of that.
     closed
         ``left``: rows exactly `within` apart do not match; ``both``: they do.
     shards
