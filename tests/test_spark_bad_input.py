@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -13,6 +16,7 @@ from pyspark.sql import Observation
 import joinweir as jw
 from joinweir.errors import JoinweirError
 from joinweir.spark import window_join
+from spark_session import worker_environment
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -160,3 +164,36 @@ def test_nothing_is_set_or_started(spark, frames):
     window_join(frames[1], frames[1], **GOOD)
     assert spark.conf.getAll == before
     assert not spark.streams.active
+
+
+WITHOUT_JOINWEIR = """
+import os, sys
+from pathlib import Path
+from spark_session import small_session, worker_environment
+import spark_session
+from joinweir.spark import window_join
+from spark_session import worker_environment
+
+# Workers find a sitecustomize.py that hides joinweir; this process has it already.
+hidden = {"PYTHONPATH": os.pathsep.join([sys.argv[1], worker_environment()["PYTHONPATH"]])}
+spark_session.worker_environment = lambda: worker_environment() | hidden
+spark = small_session(Path(sys.argv[1]))
+frame = spark.range(3).selectExpr("id k", "timestamp'2024-01-01' ts")
+try:
+    window_join(frame, frame, on="k", time="ts", within="1 s").collect()
+except Exception as error:
+    print("said:", " ".join(str(error).split()))
+spark.stop()
+"""
+
+
+def test_a_worker_without_joinweir_says_how_to_ship_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['joinweir'] = None\n")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JOINWEIR, str(tmp_path)],
+        env=os.environ | worker_environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout.partition("said:")[2]
+    assert "a Spark worker cannot import joinweir" in said
+    assert "PYSPARK_PYTHON" in said and "spark.archives" in said

@@ -349,6 +349,26 @@ def test_payload_of_all_types_under_odd_names(spark, tmp_path):
     )
 
 
+def test_rows_of_one_time_may_come_in_any_order(spark):
+    """As on a cluster: what is kept of rows that differ in a map or a variant alone is the same."""
+    left = spark.range(60).selectExpr(
+        "1 k", "timestamp'2024-01-01' ts", "map('m', id - id % 2) pairs",
+        "struct(parse_json(concat('[', id % 2, ']')) doc) deep",
+    )  # fmt: skip
+    right = spark.range(4).selectExpr("1 k", "timestamp'2024-01-01 00:00:01' ts")
+    shuffled = left.orderBy(F.expr("hash(to_json(struct(*)))"))
+    joins = [
+        window_join(frame.coalesce(1), right, on="k", time="ts", within="5 s", max_rows=16, shards=1)
+        .selectExpr("pairs", "to_json(deep) deep")
+        for frame in (left, shuffled)
+    ]  # fmt: skip
+    assert [tuple(r) for r in left.limit(9).collect()] != [
+        tuple(r) for r in shuffled.limit(9).collect()
+    ]
+    first, second = (multiset(joined.collect()) for joined in joins)
+    assert first == second and sum(first.values()) == 32
+
+
 def names_of(left, right, **given):
     return window_join(left, right, **{"time": "ts", "within": "1 s", **given}).columns
 
