@@ -864,7 +864,8 @@ def _reason(complaints: str) -> str:
     """The line of a traceback that tells most."""
     lines = [line.strip() for line in complaints.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "Exception" in line]
-    return (errors or lines or ["no reason given"])[-1][:400]
+    reason = (errors or lines or ["no reason given"])[-1][:400]
+    return reason.removeprefix("joinweir.errors.JoinweirError: ")
 
 
 def _end(process: subprocess.Popen) -> None:
