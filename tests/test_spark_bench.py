@@ -181,6 +181,7 @@ def test_each_arm_has_its_figures(compared) -> None:
         assert run["breakdown"]["triggerExecution"] == pytest.approx(1000 * run["seconds"])
     for run in (unbounded, bounded):
         assert run["memory"]["workers"] >= 2 and run["memory"]["python"] > 50_000_000
+        assert run["cpu_seconds"]["jvm"] > 0 and run["cpu_seconds"]["python"] > 0
         assert all(b["n_out"] == b["results"] for b in run["batches"])
     assert all(b["rows_held"] <= WINDOW // 10 for b in bounded["batches"])
 
@@ -205,7 +206,7 @@ def test_a_run_that_says_nothing_ends_after_its_limit() -> None:
 
 def test_a_soak_keeps_to_the_budget_and_writes_its_figures(tmp_path) -> None:
     page, file = tmp_path / "soak.html", tmp_path / "soak.json"
-    arguments = ("--minutes", 0.5, "--memory", "2 MB", "--need", "4 MB", "--rows-per-batch", 4000)
+    arguments = ("--minutes", 0.05, "--memory", "2 MB", "--need", "4 MB", "--rows-per-batch", 4000)
     code, found = run_json("bench", "soak", *arguments, "--html", page, "-o", file)
     assert code == 0 and found["exceeded"] == 0
     assert all(0 < b["bytes_held"] <= 2e6 for b in found["batches"])

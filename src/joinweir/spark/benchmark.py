@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -207,6 +207,8 @@ class Run:
     seconds, lower_bound
         Median of the micro-batches that count; or, without any, the time after which the run was
         stopped, in the middle of a micro-batch.
+    cpu_seconds
+        CPU time of a micro-batch that counts: jvm, python.
     stopped
         Why the run ended early, or None.
     memory
@@ -227,6 +229,7 @@ class Run:
     rows_per_second: float | None = None
     results_per_second: float | None = None
     recall: float | None = None
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
     stopped: str | None = None
     memory: dict[str, int] = field(default_factory=dict)
     equal: bool | None = None
@@ -251,6 +254,11 @@ class Run:
             rate = 1 / max(self.seconds, 1e-9)
             self.rows_per_second = rate * statistics.median(b["rows"] for b in steady)
             self.results_per_second = rate * statistics.median(b["results"] for b in steady)
+        seen = [b["cpu"] for b in self.batches if b["batch"] >= warm - 1 and "cpu" in b]
+        if len(seen) > 1:
+            self.cpu_seconds = {
+                kind: (seen[-1][kind] - seen[0][kind]) / (len(seen) - 1) for kind in seen[0]
+            }
         if self.batches and "total_recall" in self.batches[-1]:
             self.recall = self.batches[-1]["total_recall"]
 
@@ -476,7 +484,7 @@ def soak(
     Parameters
     ----------
     minutes
-        How long.
+        How long, from the end of the first micro-batch.
     memory
         The join's budget.
     need
@@ -521,7 +529,7 @@ def soak(
     }
     batches: list[dict[str, Any]] = []
     resident: list[dict[str, Any]] = []
-    for step in beside("soak", told, 60 * minutes + 2 * START_LIMIT, "the soak"):
+    for step in beside("soak", told, 60 * minutes + LIMIT, "the soak"):
         if "batch" in step:
             batches.append(step)
         elif "memory" in step:
@@ -532,8 +540,6 @@ def soak(
                 last = batches[-1]
                 text = f"{last['bytes_held'] / 1e6:.1f} MB held"
             progress(text, min(1.0, step["at"] / (60 * minutes)))
-    if not batches:
-        raise JoinweirError(f"no micro-batch ended within {minutes:g} minutes; give more --minutes")
     filled = next(
         (i for i, b in enumerate(batches) if _rows_until(batches, i) >= window_rows), None
     )
@@ -652,11 +658,16 @@ def breakdown_sheet(found: dict[str, Any]) -> Sheet:
     names = list(dict.fromkeys(name for run in found["runs"] for name in run["breakdown"]))
     names.sort(key=lambda name: (name != "triggerExecution", name != "addBatch", name))
     rows = [
-        (run["arm"], *(f"{run['breakdown'].get(name, 0):,.0f}" for name in names))
+        (
+            run["arm"],
+            *(f"{run['breakdown'].get(name, 0):,.0f}" for name in names),
+            *(f"{1000 * run['cpu_seconds'].get(kind, 0):,.0f}" for kind in ("jvm", "python")),
+        )
         for run in found["runs"]
         if run["breakdown"]
     ]
-    return Sheet("Milliseconds of a micro-batch, medians", ("join", *names), rows)
+    columns = ("join", *names, "CPU,\nJVM", "CPU,\nPython")
+    return Sheet("Milliseconds of a micro-batch: medians; CPU: means", columns, rows)
 
 
 def held_sheet(found: dict[str, Any]) -> Sheet:
@@ -989,7 +1000,7 @@ def _query(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         query = start_query(joined, told["checkpoint"])
         for figures in watched(query, told["limit"]):
             since = monotonic()
-            say(figures)
+            say(figures | {"cpu": cpu_seconds()})
         # The parent ends this process: a query that is stopped in the middle of a micro-batch
         # takes its time.
         unfinished = monotonic() - since
@@ -1014,7 +1025,7 @@ def _soak(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
         for side in ("left", "right")
     )
     joined = window_join(left, right, on="key", time="ts", **told["join"])
-    begin = monotonic()
+    begin, last = monotonic(), None
 
     def look(**values: int) -> None:
         say({"at": round(monotonic() - begin, 3), "memory": values})
@@ -1022,20 +1033,35 @@ def _soak(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     with Memory(every=2.0, tell=look):
         writer = joined.writeStream.format("noop")
         query = writer.option("checkpointLocation", told["checkpoint"]).start()
-        for figures in watched(query, told["seconds"]):
-            say(figures | {"at": round(monotonic() - begin, 3)})
+        for figures in watched(query):
+            now = monotonic()
+            # The time counts from the end of the first micro-batch, in which code is compiled.
+            last = last or now + told["seconds"]
+            say(figures | {"at": round(now - begin, 3)})
+            if now > last:
+                break
     say({"ended": True})
 
 
 # --- resident memory -----------------------------------------------------------------------------
-def _processes() -> dict[int, tuple[int, str]]:
-    """Process → (its parent, its name), from /proc."""
+class _Process(NamedTuple):
+    """From /proc; `seconds` of CPU, those of ended children included."""
+
+    parent: int
+    name: str
+    seconds: float
+
+
+def _processes() -> dict[int, _Process]:
+    tick = 1 / os.sysconf("SC_CLK_TCK")
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
                 name, _, rest = file.read().decode(errors="replace").rpartition(")")
-                found[int(entry)] = (int(rest.split()[1]), name.partition("(")[2])
+                told = rest.split()
+                seconds = tick * sum(map(int, told[11:15]))
+                found[int(entry)] = _Process(int(told[1]), name.partition("(")[2], seconds)
     return found
 
 
@@ -1050,6 +1076,35 @@ def _resident(pid: int) -> tuple[int, int]:
     return sizes["VmRSS"], sizes["RssAnon"]
 
 
+def _below(pid: int) -> Iterator[tuple[str, int, float]]:
+    """("jvm" or "python", process, CPU seconds) of the JVMs below a process and their workers."""
+    processes = _processes()
+    children: dict[int, list[int]] = {}
+    for child, told in processes.items():
+        children.setdefault(told.parent, []).append(child)
+    below = [(child, False) for child in children.get(pid, [])]
+    while below:
+        process, in_jvm = below.pop()
+        told = processes[process]
+        is_java = told.name == "java"
+        below += [(child, in_jvm or is_java) for child in children.get(process, [])]
+        if is_java:
+            yield "jvm", process, told.seconds
+        elif in_jvm and told.name.startswith("python"):  # the JVM also forks for tools
+            yield "python", process, told.seconds
+
+
+def cpu_seconds(pid: int | None = None) -> dict[str, float]:
+    """CPU time that the JVMs and Spark's Python workers below a process have taken so far.
+
+    Unlike the clock's time it hardly depends on what else the machine does.
+    """
+    found = {"jvm": 0.0, "python": 0.0}
+    for kind, _, seconds in _below(pid or os.getpid()):
+        found[kind] += seconds
+    return found
+
+
 def resident_memory(pid: int | None = None) -> dict[str, int]:
     """Resident bytes of the JVMs and of Spark's Python workers below a process.
 
@@ -1060,21 +1115,11 @@ def resident_memory(pid: int | None = None) -> dict[str, int]:
         files, which the system takes back when it needs to; ``python_largest``: one worker's;
         ``workers``: how many. Pages that forked workers share count for each of them.
     """
-    processes = _processes()
-    children: dict[int, list[int]] = {}
-    for child, (parent, _) in processes.items():
-        children.setdefault(parent, []).append(child)
     found = dict.fromkeys(("jvm", "python", "python_anonymous", "python_largest", "workers"), 0)
-    below = [(child, False) for child in children.get(pid or os.getpid(), [])]
-    while below:
-        process, in_jvm = below.pop()
-        is_java = processes[process][1] == "java"
-        below += [(child, in_jvm or is_java) for child in children.get(process, [])]
+    for kind, process, _ in _below(pid or os.getpid()):
         rss, anonymous = _resident(process)
-        if is_java:
-            found["jvm"] += rss
-        elif in_jvm and processes[process][1].startswith("python"):  # the JVM also forks for tools
-            found["python"] += rss
+        found[kind] += rss
+        if kind == "python":
             found["python_anonymous"] += anonymous
             found["python_largest"] = max(found["python_largest"], rss)
             found["workers"] += 1
