@@ -1276,11 +1276,11 @@ def _soak_page(found: dict[str, Any], sheet: Any) -> str:
             for name, label in names.items()
         }
 
-    budget = ("budget", found["parameters"]["memory"] / 1e6)
-    held = over_time(batches, 1e6, bytes_held="held by the join")
+    budget = ("budget", found["parameters"]["memory"] / 2**20)
+    held = over_time(batches, 2**20, bytes_held="held by the join")
     resident_mb = over_time(
         resident,
-        1e6,
+        2**20,
         python="Python workers",
         python_anonymous="Python workers, not mapped files",
         jvm="JVM",
@@ -1570,7 +1570,7 @@ def _tour_rows(found: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, 
             f"{join['n_out']:,}",
             f"{join['rows_per_second']:,.0f}",
             f"{join['rows_held']:,}",
-            f"{join['bytes_held'] / 1e6:,.1f}",
+            f"{join['bytes_held'] / 2**20:,.1f}",
             f"{join['n_shed']:,}",
         )
         for join in found["joins"]
@@ -1625,7 +1625,7 @@ def _tour_page(found: dict[str, Any]) -> str:
         ),
         report.heading("Memory held"),
         report.line_chart(
-            each(lambda b: b.get("bytes_held", b.get("state_bytes", 0)) / 1e6, joins),
+            each(lambda b: b.get("bytes_held", b.get("state_bytes", 0)) / 2**20, joins),
             x=batch,
             y="MB",
             first=False,

@@ -62,6 +62,7 @@ TRIED_PARTITIONS = (2, 1, 4)
 FLOOR_ROWS, FLOOR_BATCHES = 20, 25
 HELD = (10_000, 1_000_000)
 STEP_US = 1000
+MB = 1 << 20  # as in memory=
 START_US = 1_767_225_600_000_000  # 2026; to Spark's join, times up to 1970 are late
 START_LIMIT = 120.0  # seconds for a JVM to start
 
@@ -538,7 +539,7 @@ def soak(
             text = "first micro-batch"
             if batches:
                 last = batches[-1]
-                text = f"{last['bytes_held'] / 1e6:.1f} MB held"
+                text = f"{last['bytes_held'] / MB:.1f} MB held"
             progress(text, min(1.0, step["at"] / (60 * minutes)))
     filled = next(
         (i for i, b in enumerate(batches) if _rows_until(batches, i) >= window_rows), None
@@ -693,12 +694,12 @@ def soak_sheet(found: dict[str, Any]) -> Sheet:
     """Memory over a long run."""
     told = found["parameters"]
     names = {
-        "bytes_held": ("held by the join, MB", 1e6, 2),
+        "bytes_held": ("held by the join, MB", MB, 2),
         "rows_held": ("rows held", 1, 0),
-        "python": ("Python workers, resident MB", 1e6, 0),
-        "python_anonymous": ("   of these not mapped files", 1e6, 0),
-        "python_largest": ("   the largest worker", 1e6, 0),
-        "jvm": ("JVM, resident MB", 1e6, 0),
+        "python": ("Python workers, resident MB", MB, 0),
+        "python_anonymous": ("   of these not mapped files", MB, 0),
+        "python_largest": ("   the largest worker", MB, 0),
+        "jvm": ("JVM, resident MB", MB, 0),
         "recall": ("recall of a micro-batch", 0.01, 1),
         "seconds": ("micro-batch, seconds", 1, 2),
     }
@@ -715,8 +716,8 @@ def soak_sheet(found: dict[str, Any]) -> Sheet:
     joined = sum(b["rows"] for b in found["batches"])
     full = found["window_full_at"]
     title = (
-        f"{told['minutes']:g} minutes, budget {told['memory'] / 1e6:,.0f} MB, window of "
-        f"{told['window_rows']:,} rows needs {told['need'] / 1e6:,.0f} MB"
+        f"{told['minutes']:g} minutes, budget {told['memory'] / MB:,.0f} MB, window of "
+        f"{told['window_rows']:,} rows needs {told['need'] / MB:,.0f} MB"
     )
     notes = (
         f"{joined:,} rows in {len(found['batches'])} micro-batches. "
@@ -742,7 +743,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _megabytes(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e6:,.0f}"
+    return "" if value is None else f"{value / MB:,.0f}"
 
 
 # --- a process a run -----------------------------------------------------------------------------
