@@ -392,6 +392,8 @@ def check_identity(driver: Driver, happened: Happened, sums: dict | None = None)
             assert totals[0] == sum(totals[1:]) + shard[f"rows_held_{side}"], shard
         if sums is None:
             continue
-        for name in [n for n in shard if f"total_{n}" in shard and shard[n] is not None]:
+        for name in [
+            n for n in shard if shard[n] is not None and shard.get(f"total_{n}") is not None
+        ]:
             sums[i, name] = sums.get((i, name), 0) + shard[name]
             assert sums[i, name] == shard[f"total_{name}"], name

@@ -312,7 +312,7 @@ class JoinState:
         return parts
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything that changes while the join runs, by name; the arrays themselves."""
+        """All that changes while the join runs, by name: the arrays themselves, no copies."""
         chosen = self.choices.index(self.params) if self.choices else 0
         arrays = {"ghost_out": self.ghost_out, "chosen": np.array([chosen], np.int64)}
         for name, (owner, attribute) in self._parts().items():

@@ -635,7 +635,7 @@ class Shard:
             "format": FORMAT, "layout": L.LAYOUT_VERSION, "state_id": secrets.token_hex(8),
             "identity": self.spec.identity, "settings": self._settings(), "config": None,
             "payload": _as_json(self.spec.payload), "hidden": list(self.spec.hidden),
-            "started": False, "learned": False, "version": 0,
+            "started": False, "learned": False, "uncounted": False, "version": 0,
             "seen_max": [NO_TIME] * k, "n_in": [0] * k, "n_late": [0] * k, "n_null": [0] * k,
             "earlier": _no_counts(k), "report": _no_counts(k), "rows_held": [0] * k,
             "bytes_held": 0, "share": None, "fixed_bytes": 0, "next_place": [0] * k,
@@ -846,6 +846,7 @@ class Shard:
         self.lost_by_restart = lost
         head["settings"] = self._settings()
         head["learned"] = False
+        head["uncounted"] |= old.config.accounting == "off" and head["logged"] > 0
         self._save_everything()
 
     def _shed_by_restart(self) -> Iterator[bytes]:
@@ -894,7 +895,10 @@ class Shard:
         counts += [now["n_out"] - was["n_out"], now["n_out"], head["bytes_held"]]
         if self.spec.accounting == "off":
             return counts, [None, None, None]
-        return counts, [now["n_exact"] - was["n_exact"], now["n_exact"], now["variance"]]
+        exact = now["n_exact"] - was["n_exact"]
+        if head["uncounted"]:  # the total lacks what came while nobody counted
+            return counts, [exact, None, None]
+        return counts, [exact, now["n_exact"], now["variance"]]
 
 
 @dataclass
