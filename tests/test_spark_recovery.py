@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("pyspark")
@@ -350,6 +351,24 @@ def test_a_restart_may_add_columns(spark, stopped, whole, tmp_path):
     for row in rows:
         old = row["id_left"] < 1000 * SOME
         assert row["added"] == (None if old else f"new{row['id_left']}")
+
+
+def test_a_restart_may_add_columns_to_none(spark, tmp_path):
+    """A stream of which nothing but the key was carried: its old rows have no value either."""
+    tables = [
+        pa.table({"k": pa.array([5, 6]), "ts": times([i, i]), "v": pa.array([10 + i, 20 + i])})
+        for i in range(2)
+    ]
+    join = {"on": "k", "time": "ts", "within": "30 seconds"}
+    for side in ("left", "right"):
+        write_batches(tmp_path / side, tables[:1])
+    first, _ = run(spark, tmp_path, tmp_path / "checkpoint", join | {"columns": [["v"], []]})
+    assert multiset(first) == multiset([(5, 10), (6, 20)])
+    for side in ("left", "right"):
+        pq.write_table(tables[1], tmp_path / side / "001.parquet")
+    rows, _ = run(spark, tmp_path, tmp_path / "checkpoint", join | {"columns": [["v"], ["v"]]})
+    expected = [(5, 10, 11), (5, 11, None), (5, 11, 11), (6, 20, 21), (6, 21, None), (6, 21, 21)]
+    assert multiset(rows) == multiset(expected)
 
 
 @pytest.mark.parametrize("seed", range(2 + SOAK))

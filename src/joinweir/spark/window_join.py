@@ -557,8 +557,6 @@ def _carried(schema, wanted, keys, key_types, exact_key):
             else:
                 places.append(len(front))
                 front.append((column, kind))
-    elif not wanted:  # Arrow cannot count rows without columns
-        front.append((keys[0], None))
     carried = [*front, *((column, None) for column in wanted)]
     found = tuple(
         place if isinstance(place, int) else len(front) + wanted.index(place) for place in places
