@@ -192,6 +192,14 @@ def test_the_comparison_prints_as_tables(compared) -> None:
         assert sheet.markdown().count("\n|") == len(sheet.rows) + 2
 
 
+def test_the_command_fails_if_exact_joins_differ(compared, capsys) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(B, "compare_joins", lambda *_, **__: [compared | {"equal": False}])
+        assert cli.main(["bench", "spark", "--markdown"]) == 1
+    out, err = capsys.readouterr()
+    assert "| window_join, unbounded |" in out and "differ" in err
+
+
 def test_a_failing_run_is_reported_in_one_line() -> None:
     with pytest.raises(JoinweirError, match=r"^the test failed: KeyError: 'nothing'$"):
         list(B.beside("nothing", {"settings": {}}, 100, "the test"))
