@@ -32,7 +32,7 @@ import numpy as np
 from . import layout as L
 from .policies import Parameters, definition, read_policy, register
 from .simulation import Problem, _read, _streams, landmark, rows, simulate, start
-from .state import LOG_ENTRY_BYTES, JoinConfig, JoinState, make_batch
+from .state import JoinConfig, JoinState, log_entry_bytes, make_batch
 
 Check = Callable[[Parameters], None]
 CHECKS: dict[str, Check] = {}  # every law by its name, in the order in which they are tried
@@ -194,7 +194,7 @@ class Input:
         if share == 1 and self.shape.lateness is not None:
             dead = np.full(dead.size, born.max() + 1)  # late rows keep others alive for longer
         alive = np.tril(born[:, None] < dead).astype(np.int64)  # at arrival i: rows j <= i
-        logged = LOG_ENTRY_BYTES if self.shape.unit == "bytes" else 0
+        logged = log_entry_bytes(self.shape.streams) if self.shape.unit == "bytes" else 0
         room = []
         for pool in range(1 if self.shape.unified else self.shape.streams):
             mine = (self.problem.side == pool) | self.shape.unified

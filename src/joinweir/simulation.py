@@ -16,11 +16,11 @@ from .metrics import recall as recall_of
 from .policies import Parameters, Sizes, definition, policy, read_policy
 from .state import (
     GHOST_SHARE,
-    LOG_ENTRY_BYTES,
     SKETCHES_TWO_LATE_STREAMS,
     JoinConfig,
     JoinState,
     index_bytes_per_row,
+    log_entry_bytes,
     make_batch,
 )
 from .tables import Times, bytes_per_row, n_rows, read_keys, read_times
@@ -632,7 +632,7 @@ def _refuse_a_log_that_does_not_fit(config: JoinConfig, problem: Problem, least:
             end = ts + config.lifetimes[s] if problem.end is None else np.sort(problem.end[mine])
             end += max(config.lateness, default=0)
             alive = int((np.arange(1, n + 1) - np.searchsorted(end, ts, "right")).max(initial=0))
-        log[pool] += alive * LOG_ENTRY_BYTES
+        log[pool] += alive * log_entry_bytes(config.streams)
     for needed, there in zip(log, config.capacity):
         if needed + least > there:
             what, other = "statistics='window'", "other statistics"

@@ -527,7 +527,11 @@ def index_places(keys: int) -> int:
 # What one row, key and logged arrival cost in a budget in bytes: their records, and at most three
 # places in the key index.
 KEY_BYTES = L.GROUP.itemsize + 3 * L.PLACE.itemsize
-LOG_ENTRY_BYTES = L.LOGGED.itemsize + KEY_BYTES + L.CELL.itemsize
+
+
+def log_entry_bytes(streams: int) -> int:
+    """Bytes of a logged arrival that has a key of its own."""
+    return L.LOGGED.itemsize + KEY_BYTES + streams * (L.CELL.itemsize + L.CHAIN.itemsize)
 
 
 def index_bytes_per_row(streams: int) -> int:
@@ -577,7 +581,7 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
             reg[L.MAX_IDLE] = UNBOUNDED if keep_all else config.max_idle
     reg[L.KEEP_LOG] = config.accounting == "exact" or statistics == "window"
     if config.unit == "bytes" and reg[L.KEEP_LOG]:
-        reg[L.LOG_BYTES] = LOG_ENTRY_BYTES
+        reg[L.LOG_BYTES] = log_entry_bytes(k)
     side = np.zeros(k, L.SIDE)
     side["lifetime"] = config.lifetimes
     side["lateness"] = config.lateness or 0
@@ -643,6 +647,8 @@ def _grown_store(store: L.Store, slots, groups, log, most, keys_most) -> L.Store
         changes["slot"] = with_more_free(store.slot, n, "enext", reg, L.FREE_SLOT)
     if log > store.log.size:
         n = power_of_two(log)
+        if reg[L.LOG_BYTES]:  # entries are charged, so no more than this many ever fit
+            n = min(n, max(int(store.pool["cap"].sum() // reg[L.LOG_BYTES]), log))
         changes["log"] = with_more_free(store.log, n, "enext", reg, L.FREE_LOG)
     if groups > store.group.size:
         n = min(power_of_two(groups), max(keys_most, groups))

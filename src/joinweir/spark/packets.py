@@ -59,6 +59,11 @@ def one_batch(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatc
         return batches[0]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
     whole = table.to_batches()
+    if len(whole) > 1:
+        raise JoinweirError(
+            "a text or binary column has more than 2 GB in one shard and micro-batch; use more "
+            "shards, or smaller micro-batches"
+        )
     return whole[0] if whole else pa.RecordBatch.from_arrays(_empty(schema), schema=schema)
 
 
