@@ -525,8 +525,8 @@ CHANGES = {
         {"unit": "bytes", "budget": (40_000,)},
     ),
     "bytes to rows": ({"policy": "gdj", "unit": "bytes", "budget": 2_000_000}, {"unit": "rows"}),
-    "more bytes": ({"policy": "lru", "unit": "bytes", "budget": 50_000}, {"budget": (99_000,)}),
-    "fewer bytes": ({"policy": "lru", "unit": "bytes", "budget": 99_000}, {"budget": (50_000,)}),
+    "more bytes": ({"policy": "lru", "unit": "bytes", "budget": 100_000}, {"budget": (190_000,)}),
+    "fewer bytes": ({"policy": "lru", "unit": "bytes", "budget": 190_000}, {"budget": (100_000,)}),
     "exact to sketch": ({"policy": "gdj", **LARGE}, {"accounting": "sketch"}),
     "sketch to exact": (
         {"policy": "gdj", "accounting": "sketch", **LARGE}, {"accounting": "exact"},
@@ -609,7 +609,7 @@ def check_held(spec, before, now):
         kept = sum(shard[f"rows_held_{side}"] for side in spec.sides)
         lost = sum(shard[f"n_evicted_{side}"] + shard[f"n_expired_{side}"] for side in spec.sides)
         assert kept + lost == held
-        if spec.budget is None or sum(spec.budget) >= 90_000:
+        if spec.budget is None or sum(spec.budget) >= 180_000:
             assert not any(shard[f"n_evicted_{side}"] for side in spec.sides)
         assert kept > 0
 

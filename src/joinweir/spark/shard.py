@@ -54,6 +54,8 @@ from .storage import (
     Folder,
     KeyValue,
     array_block,
+    columns_from_bytes,
+    columns_to_bytes,
     delete_parts,
     get_part,
     opened,
@@ -76,6 +78,7 @@ REPLAY_ROWS = 1000  # a log takes as long as so many rows more, however few it h
 SNAPSHOT_BYTES = 8 << 20  # of a snapshot that are stored in a micro-batch, or twice its log
 LEAST_SNAPSHOT = 1 << 18  # smaller ones are not worth a log
 LOG_BYTES = 21  # of a logged row before compression
+LOG_KINDS = (np.int64, np.int64, np.int8, np.int32)  # time, key, stream, size
 FORGOTTEN = 64  # logs of before the snapshot that are deleted in a micro-batch; each is a call
 SETTINGS = ("policy", "budget", "unit", "allocation", "accounting", "seed", "lateness")
 
@@ -373,19 +376,31 @@ class Shard:
         that grows with each of them until the next snapshot.
         """
         head = self.head
-        log = pa.RecordBatch.from_arrays(
-            [pa.array(c) for c in (batch.ts, batch.key, batch.side, batch.size)],
-            names=["ts", "key", "side", "size"],
-        )
-        step = max(1, PART_BYTES // LOG_BYTES)
-        n_parts = -(-log.num_rows // step)
+        n, step = batch.ts.size, max(1, PART_BYTES // LOG_BYTES)
+        n_parts = -(-n // step)
         told |= {"parts": n_parts, "code": code_digest(self.join.config.policy.name)}
-        log = log.replace_schema_metadata({"told": json.dumps(told)})
-        cuts = range(0, log.num_rows, step)
-        put_parts(self.kv, f"l{head['version']}", (to_ipc(log.slice(a, step)) for a in cuts))
-        head["logged"] += log.num_rows
+
+        def part(a: int) -> bytes:
+            b = min(a + step, n)
+            ts = np.diff(batch.ts[a:b], prepend=0)  # rows are sorted: small numbers
+            columns = [ts, *(column[a:b] for column in (batch.key, batch.side, batch.size))]
+            return columns_to_bytes(told if a == 0 else {}, columns)
+
+        put_parts(self.kv, f"l{head['version']}", map(part, range(0, n, step)))
+        head["logged"] += n
         if n_parts != 1:
             head["log_parts"][str(head["version"])] = n_parts
+
+    def _read_log(self, version: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """What `_write_log` told, and time, key, stream and size of the rows."""
+        told, parts, i = {"parts": 1}, [], 0
+        while i < told["parts"]:
+            found, columns = columns_from_bytes(get_part(self.kv, f"l{version}", i), LOG_KINDS)
+            told = told if i else found
+            columns[0] = np.cumsum(columns[0])
+            parts.append(columns)
+            i += 1
+        return told, [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     def _forget_log(self, last: int, most: int) -> None:
         """Delete logs that lead to versions up to the last one: so many now, the rest later."""
@@ -731,13 +746,9 @@ class Shard:
         code = code_digest(self.join.config.policy.name)
         while self.loaded_version < self.head["version"]:
             version = self.loaded_version + 1
-            first = from_ipc(get_part(self.kv, f"l{version}", 0))
-            told = json.loads(first.schema.metadata[b"told"])
+            told, (ts, key, side, size) = self._read_log(version)
             if told["code"] != code:
                 return False
-            rest = (get_part(self.kv, f"l{version}", i) for i in range(1, told["parts"]))
-            log = one_batch([first, *map(from_ipc, rest)], first.schema)
-            ts, key, side, size = (log.column(i).to_numpy(zero_copy_only=False) for i in range(4))
             row = FRESH + (side.astype(np.int64) << FRESH_SHIFT) + np.arange(ts.size)
             if told["learned"]:
                 self._learn(ts, side, key)

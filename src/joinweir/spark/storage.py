@@ -99,6 +99,34 @@ def delete_parts(kv: KeyValue, name: str, n: int) -> None:
         kv.delete(f"{name}.{i}")
 
 
+# --- columns of numbers ---------------------------------------------------------------------------
+def columns_to_bytes(told: dict[str, Any], columns: list[np.ndarray]) -> bytes:
+    """Columns as planes of first bytes, second bytes, …, with something told in JSON before them.
+
+    Small numbers leave planes of zeros, of which compression leaves nothing: 6 bytes of the 21 of a
+    logged row instead of 11, in half the time.
+    """
+    text = json.dumps(told | {"rows": columns[0].size}).encode()
+    planes = [c.view(np.uint8).reshape(c.size, c.itemsize).T.tobytes() for c in columns]
+    return b"".join([struct.pack("<I", len(text)), text, *planes])
+
+
+def columns_from_bytes(
+    data: pa.Buffer, kinds: tuple[type, ...]
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What `columns_to_bytes` was given."""
+    view = memoryview(data)
+    (length,) = struct.unpack_from("<I", view)
+    told = json.loads(bytes(view[4 : 4 + length]))
+    n, at, columns = told["rows"], 4 + length, []
+    for kind in kinds:
+        width = np.dtype(kind).itemsize
+        planes = np.frombuffer(view[at : at + n * width], np.uint8).reshape(width, n)
+        columns.append(np.ascontiguousarray(planes.T).view(kind).reshape(n))
+        at += n * width
+    return told, columns
+
+
 # --- working files --------------------------------------------------------------------------------
 def _aligned(at: int) -> int:
     return -(-at // _ALIGN) * _ALIGN
