@@ -68,7 +68,7 @@ from .storage import (
 FORMAT = 1
 FRESH = 1 << 60  # numbers of rows of the running micro-batch; smaller ones are places in segments
 SIDE_SHIFT, FRESH_SHIFT = 54, 48
-PIECE = 1 << 17  # results in a packet, about
+PIECE = 1 << 20  # results in a packet, about: the more, the fewer rows are sent twice
 SLACK = 1.25  # payload kept, dead rows included, over payload of held rows
 SEGMENT_CHARGE = 4 + 20  # bytes of a row's slot number, time and key in a segment, with that slack
 SMALL_BYTES, MOST_SMALL = PART_BYTES, 8  # so many small segments of like size are merged
