@@ -119,19 +119,6 @@ def same_record(one: dict, other: dict) -> bool:
     return one == other | {rate: pytest.approx(other[rate], abs=0.051) for rate in rates}
 
 
-@pytest.fixture(scope="module")
-def spark():
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("joinweir tests of loss")
-        .config("spark.ui.enabled", "false")  # no port, less memory
-        .config("spark.sql.shuffle.partitions", "2")  # as many as there are cores
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
-
-
 @pytest.fixture
 def often_idle(spark):
     """Idle queries say so every 100 ms instead of every 10 s."""
