@@ -153,6 +153,9 @@ class Policy:
     def on_time_unit_end(self):
         """The next arrival has a larger ts."""
 
+    def on_rows(self, n):
+        """n rows of all streams have been processed in all."""
+
 
 class Fifo(Policy):
     """The oldest leaves (§2.2)."""
@@ -322,6 +325,131 @@ class Gdj(Policy):
         self.added.clear()
 
 
+class Elba(Policy):
+    """The key least expected in the next T rows of the other stream leaves (li2006 §4.2).
+
+    Definition 2 as it stands, with Θ at n + i - 1: the chance of the key in each row to come, one
+    after the other, from the rows seen and from the chances before it. T = the rows that the other
+    stream is likely to have in the row's remaining life, or one number for all rows.
+    """
+
+    def __init__(self, join, competing=None, *, h, horizon, warmup, refit, steps=30):
+        super().__init__(join, competing)
+        self.h, self.horizon, self.steps = h, horizon, steps
+        self.warmup, self.refit = warmup, refit
+        self.models = [([0.0] * h, 1.0)] * join.n_streams  # independent rows
+        self.rates = None
+        self.since = None  # rows of each stream, and the time, at the last fit
+        self.n = 0
+
+    # the model
+
+    def on_rows(self, n):
+        if self.since is None:
+            self.since = [0] * self.join.n_streams, self.join.t
+        due = [self.warmup]
+        while self.refit and due[-1] <= n:
+            due.append(due[-1] + self.refit)
+        if any(self.n < m <= n for m in due):
+            self.fit()
+        self.n = n
+
+    def fit(self):
+        seen = [len(part) for part in self.join.sequence]
+        elapsed = max(1, self.join.t - self.since[1])
+        self.rates = [(m - o) / elapsed for m, o in zip(seen, self.since[0], strict=True)]
+        self.since = seen, self.join.t
+        self.lengths = [self.length(side) for side in range(self.join.n_streams)]
+        for side, part in enumerate(self.join.sequence):
+            keys = [y.key for y in part][-self.warmup :]
+            if len(keys) >= 4 * self.h:
+                self.models[side] = self.expectation_maximisation(keys)
+
+    def expectation_maximisation(self, keys):
+        """Who made row n: one of the h rows before it, or a fresh draw? (§3.1's model, by EM)"""
+        share = {key: keys.count(key) / len(keys) for key in keys}
+        if len(share) == 1:
+            return [0.0] * self.h, 1.0
+        a, b = [0.5 / self.h] * self.h, 0.5
+        rows = range(self.h, len(keys))
+        for _ in range(self.steps):
+            made = [[0.0] * (self.h + 1) for _ in rows]
+            for chances, n in zip(made, rows, strict=True):
+                chances[0] = b * share[keys[n]]
+                for j in range(1, self.h + 1):
+                    chances[j] = a[j - 1] * (keys[n - j] == keys[n])
+                total = sum(chances)
+                chances[:] = [chance / total for chance in chances]
+            b, *a = [sum(column) / len(made) for column in zip(*made, strict=True)]
+        total = b + sum(a)
+        return [x / total for x in a], b / total
+
+    # the utility
+
+    def rows_per_tick(self, side):
+        """Rows of the other stream while a row of `side` ages by one tick (by one row).
+
+        To 20 binary digits, so that small multiples of it are exact.
+        """
+        other = (side + 1) % self.join.n_streams
+        rate = self.rates[other]
+        if isinstance(self.join, CountWindowJoin):
+            rate = len(self.join.sequence[other]) / max(1, len(self.join.sequence[side]))
+        scale = 1
+        while 0 < rate * scale < 2**19:
+            scale *= 2
+        return round(rate * scale) / scale
+
+    def length(self, side):
+        """T of all rows of a side, or rows per tick of what a row has left to live."""
+        if self.horizon == "remaining":
+            return self.rows_per_tick(side)
+        if self.horizon == "window":
+            return max(1, round(self.join.lifetime(side) * self.rows_per_tick(side)))
+        return self.horizon
+
+    def rows_ahead(self, y):
+        if self.horizon != "remaining":
+            return 1 if self.rates is None else self.lengths[y.side]
+        left = self.join.remaining(y)
+        return max(0, left * (1 if self.rates is None else self.lengths[y.side]))
+
+    def priority(self, y):
+        other = (y.side + 1) % self.join.n_streams
+        past = [z.key for z in self.join.sequence[other]]
+        popularity = self.join.frequency_in(other, y.key) / max(1, self.join.total_in(other))
+        a, b = self.models[other]
+        T = self.rows_ahead(y)
+        if not any(a):  # equals must come out as equals: 3 · 2 rows, 2 · 3 rows
+            count = self.join.frequency_in(other, y.key)
+            return Fraction(count) * Fraction(T) / max(1, self.join.total_in(other))
+        chances = []
+        while len(chances) < T:
+            i = len(chances) + 1
+            chance = b * popularity
+            for j in range(1, self.h + 1):
+                if j < i:
+                    chance += a[j - 1] * chances[i - j - 1]
+                elif len(past) + i - 1 - j >= 0:
+                    chance += a[j - 1] * (past[len(past) + i - 1 - j] == y.key)
+            chances.append(chance)
+        if T != int(T):  # the last row comes in part
+            chances[-1] *= T - int(T)
+        return sum(chances)
+
+    def choose(self, pool, x):
+        """Ties: "the tuple that will expire sooner"."""
+        worth = {id(y): self.priority(y) for y in [*pool, x]}
+        victim = min(pool, key=lambda y: (worth[id(y)], self.join.expiry(y), y.seq))
+        if self.competing and worth[id(x)] < worth[id(victim)]:
+            return None
+        return victim
+
+
+class Lba(Elba):
+    """The same with one T for all rows (li2006 §4.2: lemma 3 makes it a sum over the past)."""
+
+
 POLICIES = {
     "full": Fifo,
     "fifo": Fifo,
@@ -332,13 +460,15 @@ POLICIES = {
     "rand": Rand,
     "age": Age,
     "gdj": Gdj,
+    "lba": Lba,
+    "elba": Elba,
 }
 
 
 def make_policy(name, join, competing, params, seed, fifo_mode=None):
-    """The policy called `name`; params are for gdj only."""
-    options = {"rand": {"seed": seed}, "age": {"fifo_mode": fifo_mode}, "gdj": params or {}}
-    return POLICIES[name](join, competing, **options.get(name, {}))
+    """The policy called `name`; params are for gdj, lba and elba only."""
+    options = {"rand": {"seed": seed}, "age": {"fifo_mode": fifo_mode}}
+    return POLICIES[name](join, competing, **options.get(name, params or {}))
 
 
 # ---------------------------------------------------------------------------------- the joins
@@ -375,6 +505,7 @@ class Join:
         self.n_null = [0] * self.n_streams
         self.n_arrived = [0] * self.n_streams
         self.arrived = defaultdict(list)  # (side, key) -> rows seen by the statistics
+        self.sequence = [[] for _ in self.rows]  # per stream, the same rows one after the other
 
     # pools
 
@@ -402,6 +533,12 @@ class Join:
     def remaining(self, y):
         return y.end - self.t
 
+    def expiry(self, y):
+        return y.end
+
+    def lifetime(self, side):
+        return self.rows[side][0].end - self.rows[side][0].ts
+
     def expire(self):
         """Step 1: remove the dead, stream by stream, oldest first."""
         for side in range(self.n_streams):
@@ -417,6 +554,7 @@ class Join:
     def count(self, x):
         """Step 2: x is seen by the statistics."""
         self.arrived[x.side, x.key].append(x)
+        self.sequence[x.side].append(x)
 
     def frequency_in(self, side, key):
         """How often the key occurs in a stream, by the chosen statistics (§3.1)."""
@@ -427,6 +565,14 @@ class Join:
         if self.statistics == "memory":
             return sum(y.key == key for y in self.residents(side))
         return sum(y.key == key for y in self.rows[side])  # oracle
+
+    def total_in(self, side):
+        """How many rows of a stream the statistics know."""
+        if self.statistics == "history":
+            return len(self.sequence[side])
+        if self.statistics == "window":
+            return sum(not self.dead(y) for y in self.sequence[side])
+        return sum(y.key is not None for y in self.rows[side])  # oracle
 
     def frequency(self, y):
         """f(s, v): frequency of y's key in the next stream, or product over all others."""
@@ -516,6 +662,7 @@ class Join:
             if order != "evict_first":
                 for x in instant:
                     self.admit(x)
+            self.policy.on_rows(sum(self.n_arrived))
 
     def report(self, n_exact):
         return NaiveResult(
@@ -530,7 +677,13 @@ class CountWindowJoin(Join):
         return self.remaining(y) < 0
 
     def remaining(self, y):
-        return y.index + self.n_rows[y.side] - self.n_arrived[y.side]
+        return self.expiry(y) - self.n_arrived[y.side]
+
+    def expiry(self, y):
+        return y.index + self.n_rows[y.side]
+
+    def lifetime(self, side):
+        return self.n_rows[side]
 
 
 class WorkloadJoin(Join):

@@ -87,6 +87,10 @@ def naive_arguments(params) -> dict:
         }
         if params.increment != "method":
             arguments["params"]["increment"] = params.increment
+    if params.name in ("lba", "elba"):
+        arguments["params"] = {
+            name: getattr(params, name) for name in ("h", "horizon", "warmup", "refit")
+        }
     return arguments
 
 

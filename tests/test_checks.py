@@ -26,6 +26,8 @@ VARIANTS = [
     "gdj:initial_rank=auto",
     "age:mode=row",
     "rand:competing=true",
+    "lba:h=4,warmup=30,refit=20",
+    "elba:h=4,warmup=30,refit=20",
 ]
 COMPILES = "check_compiles_once_for_all_processes"
 

@@ -25,6 +25,13 @@ VARIANTS = [
     "gdj:increment=max,initial=max",
     "gdj:increment=0,initial=frequency,competing=true",
     "gdj:increment=rank,initial=frequency,competing=true",
+    # rows enough for a fit or three; with the defaults these streams see none
+    "lba:h=3,warmup=20,refit=15",
+    "lba:h=4,warmup=30,refit=0,horizon=5,competing=true",
+    "lba:h=2,warmup=12,refit=9,statistics=window",
+    "elba:h=3,warmup=20,refit=15",
+    "elba:h=4,warmup=30,refit=0,competing=true,statistics=oracle",
+    "elba:h=2,warmup=12,refit=9,horizon=window,statistics=window",
 ]
 
 

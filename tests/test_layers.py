@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structures": LEAVES | {"layout"},
     "engine": LEAVES | {"layout", "structures"},
     "workload_engine": LEAVES | {"layout", "structures", "engine"},
-    "policies": LEAVES | {"layout", "structures", "engine", "workload_engine"},
+    "policies": LEAVES | {"layout", "structures", "engine", "workload_engine", "locality"},
     "state": LEAVES | {"layout", "structures", "engine", "policies"},
     # oracles and measures: no code shared with the engine, so a bug cannot agree with itself
     **{unit: LEAVES | {"layout"} for unit in sorted(INDEPENDENT)},

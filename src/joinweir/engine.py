@@ -3,9 +3,9 @@
 The engine owns everything but the ranking. A policy file compiles its own ``run`` around
 `join_loop`, handing in five hooks:
 
-``on_count(S, P, group, side, t)``
-    the statistics of a key on a side have moved (an arrival; with window or memory statistics
-    also a row that left);
+``on_count(S, P, group, side, t, arrived)``
+    the statistics of a key on a side have moved: by an arrival if `arrived`, else (with window or
+    memory statistics) by a row that came into memory or left;
 ``on_match(S, P, group, side, t, seq, first, n)``
     arrival number `seq` matched the n rows of the key's chain on `side` that begin with slot
     `first`: all of them, when rows come one by one and in order (`groups_match_as_one`);
@@ -78,7 +78,7 @@ from .structures import mix, sign_of
 
 # --- hooks of a policy that does not care -----------------------------------------------------
 @shared_hook
-def ignore_count(S, P, group, side, t):
+def ignore_count(S, P, group, side, t, arrived):
     pass
 
 
@@ -315,6 +315,19 @@ def count_of(S, g, side):
 
 
 @kernel
+def total_of(S, side):
+    """How many rows of a side `count_of` counts, over all keys."""
+    source = S.reg[STATISTICS]
+    if source == HISTORY:
+        return S.side[side].seen
+    if source == WINDOW:
+        return S.side[side].logged
+    if source == MEMORY:
+        return S.side[side].held
+    return S.side[side].known
+
+
+@kernel
 def frequency(S, g, side):
     """How often partners of a row of `side` with this key occur."""
     k = S.reg[N_STREAMS]
@@ -419,6 +432,7 @@ def log_arrival(S, g, side, t, t_end):
     if not S.reg[ORDERED]:
         chain_by_time(S.log, S.chain, g * k + side, entry)
     S.cell[g * k + side].live += 1
+    S.side[side].logged += 1
     S.pool[S.side[side].pool].used += S.reg[LOG_BYTES]
 
 
@@ -430,6 +444,7 @@ def unlog(S, entry, side):
     if not S.reg[ORDERED]:
         unchain(S.log, S.chain, g * k + side, entry)
     S.cell[g * k + side].live -= 1
+    S.side[side].logged -= 1
     S.pool[S.side[side].pool].used -= S.reg[LOG_BYTES]
     S.log[entry].enext = np.int32(S.reg[FREE_LOG])
     S.reg[FREE_LOG] = entry
@@ -802,7 +817,7 @@ def take_out(S, P, slot, t, on_remove, on_count):
     S.reg[FREE_SLOT] = slot
     S.reg[N_SLOTS] -= 1
     if S.reg[STATISTICS] == MEMORY:
-        on_count(S, P, g, s, t)
+        on_count(S, P, g, s, t, False)
 
 
 @inlined
@@ -820,7 +835,7 @@ def expire(S, P, t, on_remove, on_count):
         while S.logs[s].head != NIL and S.log[S.logs[s].head].end <= now:
             g = unlog(S, S.logs[s].head, s)
             if S.reg[STATISTICS] == WINDOW:
-                on_count(S, P, g, s, t)
+                on_count(S, P, g, s, t, False)
             release_group(S, g)
 
 
@@ -919,7 +934,7 @@ def admit(
         slot = put_in(S, g, s, t, t_end, seq, row, size)
         on_insert(S, P, slot, g, s, t)
         if S.reg[STATISTICS] == MEMORY:
-            on_count(S, P, g, s, t)
+            on_count(S, P, g, s, t, False)
     return n_shed
 
 
@@ -1019,8 +1034,9 @@ def note(S, P, g, s, key, t, t_end, action, on_count):
             log_arrival(S, g, s, t, t_end)
     if action != 0:  # a row dropped ahead of the join is not seen by it
         S.cell[g * S.reg[N_STREAMS] + s].seen += 1
+        S.side[s].seen += 1
         if S.reg[STATISTICS] != MEMORY:
-            on_count(S, P, g, s, t)
+            on_count(S, P, g, s, t, True)
 
 
 @kernel

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAGIC = b"JWEIR\x00"
 
 NIL = -1  # no slot, no group, no log entry
@@ -83,6 +83,9 @@ SIDE = record(
     seen_max="i8",  # largest time so far
     arrived="i8",  # accepted rows
     held="i8",  # rows held
+    logged="i8",  # arrivals in the log: those in the window, kept or not
+    seen="i8",  # arrivals that were counted for history statistics
+    known="i8",  # rows of the whole input (oracle)
     pool="i8",  # which pool the side draws on
     sketch_span="i8",  # length of a pane of the sketch
     sketch_low="i8",  # panes before it are out of the sum (rows in order)

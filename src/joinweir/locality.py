@@ -470,8 +470,13 @@ def popularity(keys: object) -> Popularity:
 
 @kernel
 def _renewal_sums(a, u, sums):
-    """u_0 = 1, u_k = Σ_{i <= min(h, k)} a_i u_{k-i}; sums[k] = U(k) = u_0 + … + u_k."""
+    """u_0 = 1, u_k = Σ_{i <= min(h, k)} a_i u_{k-i}; sums[k] = U(k) = u_0 + … + u_k.
+
+    Once h values of u in a row are lost in rounding, U stays what it is. Returned is how many
+    places were computed; the last one stands for all that follow.
+    """
     total = 0.0
+    lost = 0
     for k in range(u.size):
         value = 1.0 if k == 0 else 0.0
         for i in range(min(a.size, k)):
@@ -479,6 +484,36 @@ def _renewal_sums(a, u, sums):
         u[k] = value
         total += value
         sums[k] = total
+        lost = lost + 1 if value < 1e-18 * total else 0
+        if lost == a.size:
+            return k + 1
+    return u.size
+
+
+def renewal_sums(a: np.ndarray, n: int) -> np.ndarray:
+    """U(0) … U(n-1) of the closed form in `LocalityModel.weights`, or fewer.
+
+    U(k) is the expected number of repeats, direct or through other repeats, that a row has within
+    the next k rows, itself included. Values that are equal to the last one are left out.
+    """
+    room = min(n, 4096)
+    while True:
+        u, sums = np.empty(room), np.empty(room)
+        done = _renewal_sums(a, u, sums)
+        if done < room or room == n:
+            return sums[:done]
+        room = min(n, 4 * room)
+
+
+def occurrence_weights(a: np.ndarray, b: float, T: int) -> tuple[np.ndarray, float]:
+    """cs_1 … cs_h and cs_{T+1} of `LocalityModel.weights`, of a model without its popularity."""
+    sums = renewal_sums(a, T)
+    recent = np.zeros(a.size)
+    if not T:
+        return recent, 0.0
+    for i in range(min(T, a.size)):
+        recent[: a.size - i] += a[i:] * sums[min(T - 1 - i, sums.size - 1)]
+    return recent, float(b) * (float(sums.sum()) + (T - sums.size) * float(sums[-1]))
 
 
 @kernel
@@ -578,7 +613,8 @@ class LocalityModel:
         Parameters
         ----------
         T : int
-            Rows to look ahead. Time is O(T h), memory O(T).
+            Rows to look ahead. Time is O(T h), memory O(T), T being at most the number of rows
+            after which a repeat of a repeat has become as rare as rounding errors.
 
         Returns
         -------
@@ -590,13 +626,7 @@ class LocalityModel:
         >>> LocalityModel([0.5], 0.5, popularity([1, 2])).weights(2)
         (array([0.75]), 1.25)
         """
-        T = _integer("T", T, 0, _LARGEST_T)
-        u, sums = np.empty(T), np.empty(T)
-        _renewal_sums(self.a, u, sums)
-        recent = np.zeros(self.h)
-        for i in range(min(T, self.h)):
-            recent[: self.h - i] += self.a[i:] * sums[T - 1 - i]
-        return recent, self.b * float(sums.sum())
+        return occurrence_weights(self.a, self.b, _integer("T", T, 0, _LARGEST_T))
 
     def expected_occurrences(self, recent: object, T: int) -> tuple[np.ndarray, np.ndarray]:
         """The expected number of rows of every key among the next T.
@@ -1072,6 +1102,71 @@ def _maximise(previous, codes, probability, w, tolerance: float, max_iterations:
             passes += 1
         value, slope, curvature = found
     return w / w.sum()
+
+
+@kernel
+def _plain_em(previous, codes, counts, w, sums, steps):
+    """`steps` steps of EM from w = (b, a_1 … a_h) on, in place, over rows n >= h.
+
+    Nothing but additions, multiplications and divisions in a fixed order: the same bits on every
+    machine, which logarithms and linear algebra do not promise.
+    """
+    h = w.size - 1
+    for _ in range(steps):
+        for j in range(w.size):
+            sums[j] = 0.0
+        for n in range(h, codes.size):
+            fresh = counts[codes[n]] / codes.size
+            q = w[0] * fresh
+            m = previous[n]
+            while m >= 0 and n - m <= h:
+                q += w[n - m]
+                m = previous[m]
+            share = 1.0 / q
+            sums[0] += fresh * share
+            m = previous[n]
+            while m >= 0 and n - m <= h:
+                sums[n - m] += share
+                m = previous[m]
+        for j in range(w.size):
+            w[j] *= sums[j] / (codes.size - h)
+
+
+def fit_by_steps(keys: np.ndarray, h: int, steps: int = 30) -> tuple[np.ndarray, float]:
+    """(a, b) after a fixed number of EM steps from b = 1/2 and equal a: for policies.
+
+    `fit` goes to the maximum; this stops early, and gives the same bits on every machine, so a
+    join that is replayed elsewhere decides as before. A step visits only lags that match.
+
+    Parameters
+    ----------
+    keys : int64 array
+        More than h rows.
+    h, steps : int
+        Longest lag; how many steps.
+
+    Returns
+    -------
+    (numpy.ndarray, float)
+        a_1 … a_h and b, with sum 1. Of a stream of one key: no repeats, b = 1.
+
+    Examples
+    --------
+    >>> keys = np.repeat(np.random.default_rng(0).integers(50, size=5000), 2)
+    >>> a, b = fit_by_steps(keys, h=2)
+    >>> a.round(1), round(b, 1)
+    (array([0.5, 0. ]), 0.5)
+    """
+    labels, codes = np.unique(keys, return_inverse=True)
+    if labels.size < 2:
+        return np.zeros(h), 1.0
+    w = np.full(h + 1, 0.5 / h)
+    w[0] = 0.5
+    codes = codes.reshape(-1).astype(np.int64, copy=False)
+    counts = np.bincount(codes).astype(np.float64)
+    _plain_em(_previous(codes, labels.size), codes, counts, w, np.empty(h + 1), steps)
+    w /= math.fsum(w)
+    return w[1:].copy(), float(w[0])
 
 
 def fit(

@@ -539,7 +539,7 @@ class Budget(NamedTuple):
 
     config: JoinConfig
     row_bytes: list[int] | None  # charge of a row of each stream; None: budget in rows
-    fixed_bytes: int  # taken by the accounting sketch
+    fixed_bytes: int  # taken by the accounting sketch, and by a policy's model of the streams
 
 
 def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) -> Budget:
@@ -573,7 +573,10 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         per = k if len(given) > 1 else 1
         need = len(capacity) // per * int(np.ceil(least / for_rows)) + fixed // per
         more = " a stream" if per > 1 else ", more if one is slow" if allocation == "rates" else ""
-        sketch = f" ({fixed:,} for the sketch; or use accounting='off')" if fixed else ""
+        sketch = ""
+        if fixed:
+            what = "sketch; or use accounting='off'" if config.accounting == "sketch" else "model"
+            sketch = f" ({fixed:,} for the {what})"
         what = f"max_rows={max_rows!r}" if memory is None else f"memory={memory!r}"
         raise JoinweirError(
             f"{what} leaves no room for a row of every stream; it must be at least {need:,} "
@@ -589,14 +592,17 @@ def with_capacity(
 ) -> tuple[JoinConfig, int, float]:
     """The configuration for a budget: one amount for all streams, or one a stream.
 
-    Of bytes some go elsewhere before rows get theirs: the accounting sketch, keys remembered for
-    their frequency, ghosts. Also returned: the sketch's bytes, and the share of the rest for rows.
+    Of bytes some go elsewhere before rows get theirs: the accounting sketch, a policy's model of
+    the streams, keys remembered for their frequency, ghosts. Also returned: the bytes of the first
+    two, and the share of the rest for rows.
     """
     k = config.streams
     fixed, idle, for_rows = 0, None, 1.0
     if unit == "bytes" and config.accounting == "sketch":
         config = _sized_sketch(config, sum(amounts))
         fixed = _sketch_bytes(config)
+    if unit == "bytes" and definition(config.policy.name).refit:
+        fixed += _policy_bytes(config, 1)
     if len(amounts) > 1:
         capacity = [amount - fixed // k for amount in amounts]
     else:
@@ -696,19 +702,18 @@ def split_budget(total: int, allocation: str, rates: np.ndarray) -> list[int]:
 
 def policy_bytes_per_row(config: JoinConfig) -> int:
     """Bytes of the policy's arrays per held row that has a key of its own."""
+    # Just above a power of two, where arrays that round up are twice as large as needed.
+    return -(-(_policy_bytes(config, 4097) - _policy_bytes(config, 1)) // 4096)
+
+
+def _policy_bytes(config: JoinConfig, n: int) -> int:
+    """Bytes of the policy's arrays for n rows."""
     declared = definition(config.policy.name)
     params = config.policy
     if declared.alternatives and declared.alternatives(params):
         params = declared.alternatives(params)[0]
-
-    def size(n: int) -> int:
-        made = declared.init(
-            params, Sizes(config.streams, config.streams, n, n), config.groups_match_as_one
-        )
-        return _nbytes(made)
-
-    # Just above a power of two, where arrays that round up are twice as large as needed.
-    return -(-(size(4097) - size(1)) // 4096)
+    sizes = Sizes(config.streams, config.streams, n, n)
+    return _nbytes(declared.init(params, sizes, config.groups_match_as_one))
 
 
 def _nbytes(part: Any) -> int:

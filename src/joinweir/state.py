@@ -187,6 +187,7 @@ class JoinState:
                 self._tuning_interval()
             )
             stop = min(stop, start + due)
+        stop = min(stop, start + self._rows_until_fit())
         if self.config.order != "probe_first":  # never inside an instant
             stop += int(np.searchsorted(batch.ts[stop:], batch.ts[stop - 1], side="right"))
         return stop
@@ -201,6 +202,7 @@ class JoinState:
                 f"time {part.ts[0]} was processed already"
             )
         self._make_room(n, int(part.size.min()))
+        rows_until_fit = self._rows_until_fit()
         tuned_before = int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval()
         lost = np.empty((n + int(self.store.reg[L.N_SLOTS]) if shed else 0, 4), np.int64)
         room = (room or max(2 * n, 1024)) if results else 0
@@ -216,6 +218,18 @@ class JoinState:
             self._feed_ghosts(part)
             if int(self.store.reg[L.N_ARRIVALS]) // self._tuning_interval() > tuned_before:
                 self._tune()
+        if n >= rows_until_fit:
+            self.definition.refit(self.params, self.store, self.policy_state)
+
+    def _rows_until_fit(self) -> int:
+        """When the policy wants to learn again from what it has seen, however batches are cut."""
+        if self.definition.fits is None or not self.bounded:
+            return UNBOUNDED
+        first, every = self.definition.fits(self.params)
+        n = int(self.store.reg[L.N_ARRIVALS])
+        if n < first:
+            return first - n
+        return every - (n - first) % every if every else UNBOUNDED
 
     # --- room ------------------------------------------------------------------------------
     def _sizes(self) -> Sizes:
@@ -686,6 +700,7 @@ def _teach(S, key, side):
             S.group[g].idle = 1
             S.reg[L.N_IDLE] += 1
         S.cell[g * k + side[i]].known += 1
+        S.side[side[i]].known += 1
 
 
 @kernel
@@ -698,6 +713,7 @@ def _recall(S, key, times):
         S.reg[L.N_IDLE] += 1
         for s in range(k):
             S.cell[g * k + s].seen = times[i, s]
+            S.side[s].seen += times[i, s]
 
 
 def _in_list(nodes: np.ndarray, head: int) -> np.ndarray:

@@ -8,7 +8,8 @@ structure      answers                                                  cost
 `Heap`         smallest (key, ts, seq) of ids whose keys change singly  O(log n)
 `PairHeaps`    the same in each of many small sets (a key's rows)       O(log n) amortised
 `Tree`         rank of a key, and the key at a rank (treap)             O(log n) expected
-`Tournament`   smallest line f * (end - t) as t moves on (kinetic)      O(log² n) amortised
+`Tournament`   smallest f * c(end - t) as t moves on (kinetic)          O(log² n) amortised
+`Recent`       at which of the last h places of a stream a key stands   O(1) + those places
 `Credits`      percentile of credits when whole groups gain at once     see there
 =============  =======================================================  ======================
 """
@@ -407,29 +408,41 @@ def tree_at(T, pool, rank):
             at = node[at].right
 
 
-# --- Tournament: the smallest of many falling lines as time moves on ---------------------------
+# --- Tournament: the smallest of many falling values as time moves on --------------------------
 LINE = record(factor="f8", end="i8", ts="i8", seq="i8")
 MATCH = record(until="i8", winner="i4")  # winner: a leaf, NIL = nobody below
 
 
 class Tournament(NamedTuple):
-    """Kinetic tournament trees, one a side: leaf i is the line factor * (end - t).
+    """Kinetic tournament trees, one a side: leaf i is worth factor * c(end - t), c >= 0.
 
     A node knows its winner and until when that is certain; moving time on visits only nodes whose
-    certainty has run out.
+    certainty has run out. Without a curve c(x) = x. With one, c is convex and rising: it stands in
+    `curve` at 0, 1, 2 …, goes straight on between and beyond these places, is 0 below 0, and is
+    read at ``base + rate * (end - t)``.
     """
 
     line: np.ndarray  # LINE[k, leaves]
     match: np.ndarray  # MATCH[k, 2 * leaves]
     stack: np.ndarray  # int32[128] scratch
+    curve: np.ndarray  # float64[k, places], no places: straight lines
+    base: np.ndarray  # float64[k]
+    rate: np.ndarray  # float64[k]
 
 
-def new_tournament(k: int, leaves: int) -> Tournament:
-    """Empty trees; `leaves` is a power of two."""
+def new_tournament(k: int, leaves: int, places: int = 0) -> Tournament:
+    """Empty trees; `leaves` is a power of two, `places` 0 or at least 2."""
     match = np.zeros((k, 2 * leaves), MATCH)
     match["until"] = FOREVER
     match["winner"] = NIL
-    return Tournament(line=np.zeros((k, leaves), LINE), match=match, stack=np.zeros(128, np.int32))
+    return Tournament(
+        line=np.zeros((k, leaves), LINE),
+        match=match,
+        stack=np.zeros(128, np.int32),
+        curve=np.tile(np.arange(places, dtype=np.float64), (k, 1)),
+        base=np.zeros(k),
+        rate=np.ones(k),
+    )
 
 
 def grow_tournament(old: Tournament, fresh: Tournament) -> Tournament:
@@ -438,8 +451,64 @@ def grow_tournament(old: Tournament, fresh: Tournament) -> Tournament:
     leaves = fresh.line.shape[1]
     fresh.line[:, :n] = old.line
     fresh.match["winner"][:, leaves : leaves + n] = old.match["winner"][:, n:]
-    fresh.match["until"][:, 1:leaves] = -FOREVER
-    return fresh
+    forget_matches(fresh)
+    return fresh._replace(curve=old.curve, base=old.base, rate=old.rate)
+
+
+def forget_matches(N: Tournament) -> None:
+    """Every node is played again when asked: the curve, or how it is read, has changed."""
+    N.match["until"][:, 1 : N.line.shape[1]] = -FOREVER
+
+
+@kernel
+def place_on_curve(N, s, line, t):
+    return N.base[s] + N.rate[s] * float(line.end - t)
+
+
+@kernel
+def curve_slope(N, s, x):
+    """How steep the curve is at x; of two at a corner, the right one."""
+    if x < 0.0:
+        return 0.0
+    i = min(np.int64(x), N.curve.shape[1] - 2)
+    return N.curve[s, i + 1] - N.curve[s, i]
+
+
+@kernel
+def tournament_value(N, s, leaf, t):
+    """What a leaf is worth at time t."""
+    line = N.line[s, leaf]
+    if N.curve.shape[1] == 0:
+        return line.factor * float(line.end - t)
+    x = place_on_curve(N, s, line, t)
+    if x <= 0.0:
+        return 0.0
+    i = min(np.int64(x), N.curve.shape[1] - 2)
+    low = N.curve[s, i]
+    return line.factor * (low + (x - float(i)) * (N.curve[s, i + 1] - low))
+
+
+@kernel
+def certain_ticks(N, s, a, b, va, vb, t):
+    """For how long line a, worth va, surely stays below line b, worth vb >= va; or at least 1e18.
+
+    A loser falls at most as fast as the curve is steep where it is, since c is convex. A winner,
+    for half of its life, falls at least as fast as the curve is steep there.
+    """
+    if N.curve.shape[1] == 0:
+        slope = b.factor - a.factor
+        return (vb - va) / slope if slope > 0.0 else 1e18
+    rate = N.rate[s]
+    if rate == 0.0:
+        return 1e18
+    half = 0.5 * place_on_curve(N, s, a, t)
+    slowest = a.factor * curve_slope(N, s, half)
+    if half <= 0.0:  # worth nothing, and nothing less to come
+        half, slowest = 1e18, 0.0
+    closing = b.factor * curve_slope(N, s, place_on_curve(N, s, b, t)) - slowest
+    if closing > 0.0:
+        half = min(half, (vb - va) / closing)
+    return half / rate
 
 
 @kernel
@@ -454,18 +523,16 @@ def play(N, s, at, t):
         here.until = until
         return
     a, b = N.line[s, x], N.line[s, y]
-    va, vb = a.factor * float(a.end - t), b.factor * float(b.end - t)
+    va, vb = tournament_value(N, s, x, t), tournament_value(N, s, y, t)
     if before(vb, b.ts, b.seq, va, a.ts, a.seq):
         x = y
         a, b = b, a
         va, vb = vb, va
     here.winner = x
-    slope = b.factor - a.factor
-    if slope > 0:  # the loser falls faster: it wins once (vb - va) / slope has passed
-        # One tick early, and short by more than rounding can be: asking too soon is harmless.
-        ahead = (vb - va) / slope * (1.0 - 1e-9) - 1.0
-        if ahead < 1e18:
-            until = min(until, t + max(np.int64(1), np.int64(ahead)))
+    # One tick early, and short by more than rounding can be: asking too soon is harmless.
+    ahead = certain_ticks(N, s, a, b, va, vb, t) * (1.0 - 1e-9) - 1.0
+    if ahead < 1e17:
+        until = min(until, t + max(np.int64(1), np.int64(ahead)))
     here.until = until
 
 
@@ -513,6 +580,77 @@ def tournament_winner(N, s, t):
                     N.stack[depth] = child
                     depth += 1
     return N.match[s, 1].winner
+
+
+# --- Recent: the last h keys of each stream ----------------------------------------------------
+PASSED = record(key="i8", earlier="i8")  # earlier: number of the key's row before it, or NIL
+LATEST = record(key="i8", number="i8")  # of the index: open addressing, NIL = free
+
+
+class Recent(NamedTuple):
+    """The last h rows of each stream, linked by key: row number i stands at place i % h."""
+
+    row: np.ndarray  # PASSED[k, h]
+    latest: np.ndarray  # LATEST[k, a power of two >= 2 h] the newest row of each of these keys
+    n: np.ndarray  # int64[k] rows so far
+
+
+def new_recent(k: int, h: int) -> Recent:
+    """No rows yet."""
+    row, latest = np.zeros((k, h), PASSED), np.zeros((k, power_of_two(2 * h)), LATEST)
+    row["earlier"] = latest["number"] = NIL
+    return Recent(row, latest, np.zeros(k, np.int64))
+
+
+@kernel
+def recent_place(R, s, key):
+    """Where a key stands in the index, or would."""
+    mask = R.latest.shape[1] - 1
+    at = mix(key) & mask
+    while R.latest[s, at].number != NIL and R.latest[s, at].key != key:
+        at = (at + 1) & mask
+    return at
+
+
+@kernel
+def recent_latest(R, s, key):
+    """Number of the newest row of a key among the last h, or NIL."""
+    return R.latest[s, recent_place(R, s, key)].number
+
+
+@kernel
+def recent_earlier(R, s, number):
+    """Number of the row before that one with the same key, if among the last h; or NIL."""
+    h = R.row.shape[1]
+    earlier = R.row[s, number % h].earlier
+    return earlier if earlier >= R.n[s] - h else np.int64(NIL)
+
+
+@kernel
+def recent_add(R, s, key):
+    """The next row of a stream; the one h rows before it goes."""
+    h = R.row.shape[1]
+    n = R.n[s]
+    row = R.row[s, n % h]
+    if n >= h:
+        hole = recent_place(R, s, row.key)
+        if R.latest[s, hole].number == n - h:  # the key's last one; the run behind it moves up
+            mask = R.latest.shape[1] - 1
+            at = hole
+            while True:
+                at = (at + 1) & mask
+                if R.latest[s, at].number == NIL:
+                    break
+                home = mix(R.latest[s, at].key) & mask
+                if ((at - home) & mask) >= ((at - hole) & mask):
+                    R.latest[s, hole].key = R.latest[s, at].key
+                    R.latest[s, hole].number = R.latest[s, at].number
+                    hole = at
+            R.latest[s, hole].number = NIL
+    place = R.latest[s, recent_place(R, s, key)]
+    row.key, row.earlier = key, place.number
+    place.key, place.number = key, n
+    R.n[s] = n + 1
 
 
 # --- Credits: the percentile of credits that grow by whole groups ------------------------------

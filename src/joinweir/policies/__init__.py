@@ -126,7 +126,9 @@ class Policy:
     ``before_batch`` sees to room in arrays of its own before n rows are processed;
     ``learn`` turns parameters that ask for knowledge of the data into plain ones;
     ``alternatives`` lists plain parameters to try on a sample when a parameter is ``auto``, and
-    ``adopt`` switches a running state to one of them.
+    ``adopt`` switches a running state to one of them;
+    ``fits`` says after how many rows of all streams ``refit`` is to be called, and then how often
+    (0: never again), which learns from the state what was seen so far.
     """
 
     params: type[Parameters]
@@ -142,6 +144,8 @@ class Policy:
     alternatives: Callable[..., Any] | None = None
     adopt: Callable[..., Any] | None = None
     choose_run: Callable[..., Any] | None = None
+    fits: Callable[..., tuple[int, int]] | None = None
+    refit: Callable[..., None] | None = None
     module: ModuleType | None = field(default=None, compare=False)
 
     @property

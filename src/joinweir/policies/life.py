@@ -61,7 +61,7 @@ def enter(S, P, group, side, slot):
 
 
 @kernel
-def on_count(S, P, group, side, t):
+def on_count(S, P, group, side, t, arrived):
     k = S.reg[N_STREAMS]
     for s in range(k):
         if is_partner(S, s, side) and S.cell[group * k + s].rows > 0:
