@@ -17,6 +17,8 @@ VARIANTS = {
     "life": ["life:statistics=window"],
     "rand": ["rand:competing=true"],
     "age": ["age:mode=row"],
+    "lba": ["lba:h=20,warmup=1000,refit=2000", "lba:warmup=2000,horizon=50,statistics=window"],
+    "elba": ["elba:h=20,warmup=1000,refit=2000"],
     "gdj": ["gdj:method=2", "gdj:initial_rank=0.7", "gdj:initial_rank=auto"],
 }
 

@@ -15,6 +15,7 @@ from joinweir.structures import (
     credit_at,
     draw,
     grow_credits,
+    forget_matches,
     grow_tournament,
     grown,
     heap_drop,
@@ -24,6 +25,7 @@ from joinweir.structures import (
     new_credits,
     new_heap,
     new_pair_heaps,
+    new_recent,
     new_tournament,
     new_tree,
     page_count,
@@ -32,6 +34,9 @@ from joinweir.structures import (
     pair_insert,
     pair_remove,
     power_of_two,
+    recent_add,
+    recent_earlier,
+    recent_latest,
     sign_of,
     tally,
     tally_gain,
@@ -304,6 +309,66 @@ def test_tournament_follows_many_lines_through_time(scale):
     while t < 490 * scale:
         assert tournament_winner(tree, 0, t) == least_line(lines, t)
         t += int(rng.integers(1, 8 * scale))
+
+
+def test_tournament_along_a_curve_follows_many_values_through_time():
+    """A convex curve with corners, read by another rate on each side, and drawn anew on the way."""
+    rng = np.random.default_rng(6)
+    tree = new_tournament(2, 256, 40)
+    lines = [
+        {
+            leaf: (float(rng.integers(0, 50)), int(rng.integers(300, 1500)), leaf % 7, leaf)
+            for leaf in range(200)
+        }
+        for _ in range(2)
+    ]
+
+    def value(side, line, t):
+        x = tree.base[side] + tree.rate[side] * (line[1] - t)
+        curve, last = tree.curve[side], tree.curve.shape[1] - 1
+        if x <= 0:
+            return 0.0
+        beyond = max(0.0, x - last) * (curve[last] - curve[last - 1])
+        return line[0] * (np.interp(min(x, last), np.arange(last + 1), curve) + beyond)
+
+    for turn in range(3):
+        for side in range(2):
+            steps = np.sort(rng.random(39) * rng.integers(0, 4, 39))  # convex: rising steps
+            tree.curve[side, 1:] = np.cumsum(steps)
+            tree.rate[side], tree.base[side] = rng.choice([0.0, 0.01, 0.07, 3.0]), turn
+            if turn == 0:
+                for leaf, line in lines[side].items():
+                    tournament_set(tree, side, leaf, *line, 0)
+        forget_matches(tree)
+        t = 400 * turn
+        while t < 400 * (turn + 1):
+            for side in range(2):
+                found = tournament_winner(tree, side, t)
+                least = min(value(side, line, t) for line in lines[side].values())
+                assert value(side, lines[side][found], t) <= least * (1 + 1e-12)
+            t += int(rng.integers(1, 9))
+
+
+# --- Recent -------------------------------------------------------------------------------------
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3).map(lambda x: x * 2**40))),
+)
+def test_recent_knows_the_places_of_a_key_among_the_last_rows(h, rows):
+    recent = new_recent(2, h)
+    seen: list[list[int]] = [[], []]
+    for side, key in rows:
+        recent_add(recent, side, key)
+        seen[side].append(key)
+        for s in range(2):
+            last = seen[s][-h:]
+            first = len(seen[s]) - len(last)
+            for wanted in {key for _, key in rows}:
+                found, number = [], recent_latest(recent, s, wanted)
+                while number != NIL:
+                    found.append(number)
+                    number = recent_earlier(recent, s, number)
+                assert found == [first + i for i, k in enumerate(last) if k == wanted][::-1]
 
 
 # --- Credits ------------------------------------------------------------------------------------

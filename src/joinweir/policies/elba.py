@@ -99,10 +99,10 @@ def grow(old: ElbaState, fresh: ElbaState) -> ElbaState:
 def refit(params: Params, S, P: ElbaState) -> None:
     """Fit the streams' models to their last rows, and draw the curves anew."""
     fit_streams(params, S, P.fitted, P.recent)
-    redraw(params, S, P)
+    apply_models(params, S, P)
 
 
-def redraw(params: Params, S, P: ElbaState) -> None:
+def apply_models(params: Params, S, P: ElbaState) -> None:
     """The curves of the models; every comparison is made again."""
     h, k = params.h, P.recent.n.size
     for side in range(k):

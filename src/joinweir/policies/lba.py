@@ -195,10 +195,11 @@ def fits(params: LocalityParameters) -> tuple[int, int]:
 def refit(params: Params, S, P: LbaState) -> None:
     """(M, P) = Warmup(S); insert P and the column sums cs into the histogram."""
     fit_streams(params, S, P.fitted, P.recent)
-    _weigh(params, S, P)
+    apply_models(params, S, P)
 
 
-def _weigh(params: Params, S, P: LbaState) -> None:
+def apply_models(params: Params, S, P: LbaState) -> None:
+    """The column sums of the models as they are now."""
     h, k = params.h, P.recent.n.size
     for side in range(k):
         model = P.fitted.model[(side + 1) % k]
