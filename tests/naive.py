@@ -433,7 +433,7 @@ class Elba(Policy):
                 elif len(past) + i - 1 - j >= 0:
                     chance += a[j - 1] * (past[len(past) + i - 1 - j] == y.key)
             chances.append(chance)
-        if T != int(T):  # the last row comes in part
+        if int(T) != T:  # the last row comes in part
             chances[-1] *= T - int(T)
         return sum(chances)
 

@@ -70,8 +70,8 @@ def test_the_key_of_a_moment_ago_is_worth_more_than_the_popular_one():
 
 
 def test_elba_asks_for_the_rest_of_a_rows_life():
-    """Independent rows, one a tick: P(x) = 3/5 for the 20 - 12 = 8 ticks that x has left is 4.8, and
-    P(y) = 2/5 for the 18 ticks of y is 7.2. x goes, where LBA, with 20 ticks for both, lets y go.
+    """Independent rows, one a tick: P(x) = 3/5 for the 20 - 12 = 8 ticks that x has left is 4.8,
+    and P(y) = 2/5 for the 18 ticks of y is 7.2. x goes; LBA, with 20 ticks for both, lets y go.
     """
     given = {"rows": [(0, X), (10, Y)], "past": [X, X, Y, Y, X], "newcomer": (12, Z)}
     fitted = {"model": ([0.0], 1.0), "rate": 1.0}
@@ -205,3 +205,84 @@ def test_bad_parameters_are_refused_in_one_line(text, says):
     with pytest.raises(jw.JoinweirError) as caught:
         read_policy(text)
     assert says in str(caught.value)
+
+
+# --- what is known beforehand --------------------------------------------------------------------
+class Profile:
+    """What `known=` reads of a stream's profile."""
+
+    def __init__(self, stream, model, rate, n=50):
+        found = locality.popularity(stream["key"])
+        self.key_columns = ("key",)
+        self.counts = tuple(found.counts[:n].tolist())
+        self.keys = tuple(found.keys[:n].tolist())
+        self.n_rows = len(stream["key"])
+        self.model_a, self.model_b, self.rate = model[0], model[1], rate
+
+    def key_table(self):
+        return {"key": np.array(self.keys), "count": np.array(self.counts)}
+
+
+class Found:
+    def __init__(self, *profiles):
+        self.profiles = profiles
+
+
+def split(pair, n):
+    """The first n rows of each stream, and the others."""
+    first = [{name: column[:n] for name, column in stream.items()} for stream in pair]
+    rest = [{name: column[n:] for name, column in stream.items()} for stream in pair]
+    return first, rest
+
+
+@pytest.mark.parametrize("policy", ["prob", "life", "lfu"])
+def test_known_frequencies_are_those_of_a_join_that_saw_the_rows(policy):
+    """Every key is listed, so PROB with known counts ranks as if it had counted them itself."""
+    first, rest = split(jw.streams.zipf_pair(4000, domain=50, seed=5), 2000)
+    known = Found(*(Profile(stream, ([0.0], 1.0), 1.0) for stream in first))
+    told = simulate(rest, policy, known=known, within=100)
+    seen = simulate(jw.streams.zipf_pair(4000, domain=50, seed=5), policy, within=100)
+    late = seen.pairs[0] >= 2100  # by then nothing is left of the first rows
+    assert sorted(zip(*(column[late] - 2000 for column in seen.pairs), strict=True)) == sorted(
+        (a, b) for a, b in zip(*told.pairs, strict=True) if a >= 100
+    )
+
+
+@pytest.mark.parametrize("policy", ["lba", "elba", "lba:horizon=50"])
+def test_a_known_model_is_worth_as_much_as_a_fitted_one_from_the_first_row(policy):
+    pair = jw.streams.copy_pair(4000, domain=100, shared=True, seed=6)
+    models = [locality.fit(stream["key"]) for stream in pair]
+    known = Found(*(Profile(s, (m.a, m.b), 1.0, 100) for s, m in zip(pair, models, strict=True)))
+    options = {"pairs": False, "shed": False}
+    # 8,000 rows in all: the default first fit is past the middle
+    told = simulate(pair, policy, known=known, **options).recall
+    assert told > 1.03 * simulate(pair, policy, **options).recall
+
+
+def test_known_keys_of_any_type_are_found_again():
+    pair = jw.streams.zipf_pair(500, domain=20, seed=7)
+    named = [s | {"key": np.array([f"k{key}" for key in s["key"]])} for s in pair]
+    options = {"within": 50}
+    plain = [
+        Found(*(Profile(stream, ([0.0], 1.0), None) for stream in streams))
+        for streams in (pair, named)
+    ]
+    a = simulate(pair, "prob", known=plain[0], **options)
+    b = simulate(named, "prob", known=plain[1], **options)
+    assert same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("known", "policy", "says"),
+    [
+        (Found(), "prob", "a profile for each of the 2 streams; it has 0"),
+        (object(), "prob", "a profile for each of the 2 streams; it has 0"),
+        (None, "fifo", "policy 'fifo' has no use for known="),
+        (None, "prob:statistics=window", "has no use for known="),
+    ],
+)
+def test_what_cannot_be_known_is_refused_in_one_line(known, policy, says):
+    pair = jw.streams.zipf_pair(100, domain=20, seed=7)
+    known = known or Found(*(Profile(stream, ([0.0], 1.0), 1.0) for stream in pair))
+    with pytest.raises(jw.JoinweirError, match=says):
+        simulate(pair, policy, known=known)

@@ -229,6 +229,10 @@ RECALL_POLICIES = (
     "gdj",
     "gdj:method=2",
     "gdj:initial_rank=auto",
+    "lba",
+    "lba:horizon=50",
+    "lba:statistics=window,horizon=50",
+    "elba",
 )
 
 

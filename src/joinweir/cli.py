@@ -1070,14 +1070,17 @@ def _bench_recall(options: argparse.Namespace) -> None:
         return
     names = list(dict.fromkeys(row["stream"] for row in found))
     for share in shares:
-        table = _table("stream", *policies, left=["stream"])
-        lines = [f"| stream | {' | '.join(policies)} |", "|---" * (1 + len(policies)) + "|"]
-        for name in names:
-            own = [r["recall"] for r in found if r["stream"] == name and r["share"] == share]
-            best = max(own)
-            table.add_row(name, *(f"{r:.3f}" for r in own))
-            marked = (f"**{r:.3f}**" if r == best else f"{r:.3f}" for r in own)
-            lines.append(f"| {name} | {' | '.join(marked)} |")
+        own = {(r["policy"], r["stream"]): r["recall"] for r in found if r["share"] == share}
+        best = {name: max(own[policy, name] for policy in policies) for name in names}
+        table = _table("policy", *names, left=["policy"])
+        lines = [f"| policy | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+        for policy in policies:
+            shown = [
+                (f"{own[policy, name]:.3f}", own[policy, name] == best[name]) for name in names
+            ]
+            table.add_row(policy, *(text for text, _ in shown))
+            marked = (f"**{text}**" if is_best else text for text, is_best in shown)
+            lines.append(f"| {policy} | {' | '.join(marked)} |")
         if options.markdown:
             print(f"Memory for {share:.0%} of the window:\n", *lines, "", sep="\n")
         else:

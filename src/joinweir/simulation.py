@@ -19,6 +19,7 @@ from .state import (
     SKETCHES_TWO_LATE_STREAMS,
     JoinConfig,
     JoinState,
+    Known,
     index_bytes_per_row,
     log_entry_bytes,
     make_batch,
@@ -178,6 +179,7 @@ def simulate(
     seed: int = 0,
     pairs: bool = True,
     shed: bool = True,
+    known: Any = None,
 ) -> JoinResult:
     """Join streams over sliding windows within a memory budget, and count what is lost.
 
@@ -227,6 +229,9 @@ def simulate(
         For everything random.
     pairs, shed
         Whether to return the results' and the shed rows' numbers; without them only counts.
+    known
+        What `jw.characterize` found of these streams, or of earlier days of them, with one profile
+        a stream. History statistics start from its frequencies, `lba` and `elba` from its models.
 
     Returns
     -------
@@ -244,8 +249,9 @@ def simulate(
     tables, labels = _streams(left, right)
     chosen = read_policy(policy)
     problem = _read(
-        tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness
-    )
+        tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness,
+        known=known,
+    )  # fmt: skip
     if accounting is None:
         timed = not problem.count_window and not problem.landmarks
         can_sketch = timed and (lateness is None or problem.streams == 2)
@@ -276,6 +282,13 @@ def simulate(
     config = budget.config
     action = _actions(problem, config, drop, drop_probes, thinning, seed)
     state = start(config, problem)
+    if known is not None:
+        if not state.can_be_informed():
+            raise JoinweirError(
+                f"policy {str(chosen)!r} has no use for known=; those with statistics='history', "
+                "lba and elba have"
+            )
+        state.inform(problem.known)
     batch = problem.batch(config, budget.row_bytes, action)
     outcome = state.process(batch, results=pairs, shed=shed)
     return _result(state, problem, budget, outcome, pairs, shed)
@@ -315,6 +328,7 @@ class Problem:
     lateness: tuple[int, ...]
     count_window: bool
     landmarks: bool
+    known: tuple[Known, ...] = ()  # what is known of the streams beforehand, if it is
 
     @property
     def streams(self) -> int:
@@ -452,7 +466,7 @@ def _key_names(on: Any, k: int) -> list[list[str]]:
     return names
 
 
-def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
+def _read(tables, labels, *, on, time, within, closed, lateness, known=None) -> Problem:
     k = len(tables)
     key_names = _key_names(on, k)
     time_names = _per_stream(time, k, "time")
@@ -465,7 +479,12 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
     if len({(t.timestamps, t.scale, t.zoned) for t in filled}) > 1:
         kinds = ", ".join(f"{w} {n!r}" for w, n in zip(labels, time_names))
         raise JoinweirError(f"time columns are of different kinds ({kinds}); cast one")
-    keys, nulls = read_keys(tables, key_names, labels)
+    profiles = [] if known is None else _profiles(known, key_names, labels)
+    keys, nulls = read_keys(
+        [*tables, *(profile.key_table() for profile in profiles)],
+        [*key_names, *(list(profile.key_columns) for profile in profiles)],
+        [*labels, *(f"known {label}" for label in labels)],
+    )
     if closed not in ("left", "both"):
         raise unknown("closed", closed, ("left", "both"))
     lifetimes, ends = _windows(within, times, filled[0], closed)
@@ -483,6 +502,7 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
             high = np.maximum.accumulate(clocks[s]) if counts[s] else clocks[s]
             late[s][1:] = clocks[s][1:] < high[:-1] - slack[s]
             clocks[s] = high
+    nulls = nulls[:k]
     keep = [~(late[s] | nulls[s]) for s in range(k)]
     side = np.repeat(np.arange(k, dtype=np.int8), [int(kept.sum()) for kept in keep])
     row = np.concatenate([np.flatnonzero(kept) for kept in keep])
@@ -490,7 +510,7 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
     by = np.lexsort((row, side, clock))
     joined = [
         np.concatenate([values[kept] for values, kept in zip(parts, keep)])[by]
-        for parts in ([t.ticks for t in times], keys)
+        for parts in ([t.ticks for t in times], keys[:k])
     ]
     end = None
     if ends is not None:
@@ -509,7 +529,35 @@ def _read(tables, labels, *, on, time, within, closed, lateness) -> Problem:
         lateness=slack,
         count_window=count_window,
         landmarks=ends is not None,
+        known=tuple(
+            Known(
+                key=key,
+                count=np.asarray(profile.counts, np.int64),
+                rows=int(profile.n_rows),
+                a=np.asarray(profile.model_a, np.float64),
+                b=float(profile.model_b),
+                rate=None if profile.rate is None else profile.rate / filled[0].scale,
+            )
+            for profile, key in zip(profiles, keys[k:])
+        ),
     )
+
+
+def _profiles(known: Any, key_names: list[list[str]], labels: Sequence[str]) -> Sequence[Any]:
+    """The profiles of a characterization, if they are of these streams and keys."""
+    profiles = getattr(known, "profiles", ())
+    if len(profiles) != len(labels):
+        raise JoinweirError(
+            f"known must be a Characterization with a profile for each of the {len(labels)} "
+            f"streams; it has {len(profiles)}"
+        )
+    for profile, names, label in zip(profiles, key_names, labels):
+        if len(profile.key_columns) != len(names):
+            raise JoinweirError(
+                f"known: the {label} profile is of the key {', '.join(profile.key_columns)}, the "
+                f"join is on {', '.join(names)}"
+            )
+    return profiles
 
 
 def _length(value: Any, name: str, times: Times) -> int:

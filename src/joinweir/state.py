@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,6 +98,28 @@ class JoinConfig:
         """Identifies what a saved state can be continued with."""
         fields = dataclasses.asdict(self) | {"policy": str(self.policy)}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a stream before its first row.
+
+    Parameters
+    ----------
+    key, count, rows
+        How often the most frequent keys came among so many rows.
+    a, b
+        Its locality model: of a row, the chance to repeat the i-th last one, and to be fresh.
+    rate
+        Rows per tick; None if there was no time.
+    """
+
+    key: np.ndarray
+    count: np.ndarray
+    rows: int
+    a: np.ndarray
+    b: float
+    rate: float | None
 
 
 class Outcome(NamedTuple):
@@ -316,6 +338,31 @@ class JoinState:
         _teach(self.store, known["key"], known["side"])
         for ghost in self.ghosts:
             _teach(ghost.store, known["key"], known["side"])
+
+    # --- what is known beforehand --------------------------------------------------------------
+    def can_be_informed(self) -> bool:
+        """Whether the policy has a use for what is known of the streams beforehand."""
+        return self.config.policy.source_of_frequencies() == "history" or bool(
+            self.definition.inform
+        )
+
+    def inform(self, known: Sequence[Known]) -> None:
+        """Start from frequencies and models of the streams instead of from nothing."""
+        if self.config.policy.source_of_frequencies() == "history":
+            keys, at = np.unique(np.concatenate([k.key for k in known]), return_inverse=True)
+            times = np.zeros((keys.size, len(known)), np.int64)
+            side = np.repeat(np.arange(len(known)), [k.key.size for k in known])
+            times[at.reshape(-1), side] = np.concatenate([k.count for k in known])
+            chosen = np.argsort(-times.sum(axis=1), kind="stable")
+            chosen = chosen[: int(min(keys.size, self.store.reg[L.MAX_IDLE]))]
+            self._make_room(chosen.size)
+            _recall(self.store, keys[chosen], times[chosen])
+            for s, k in enumerate(known):  # keys that are not listed were rows, too
+                self.store.side[s]["seen"] = max(k.rows, int(self.store.side[s]["seen"]))
+        if self.definition.inform:
+            self.definition.inform(self.params, self.store, self.policy_state, known)
+        for ghost in self.ghosts:
+            ghost.inform(known)
 
     # --- saving ------------------------------------------------------------------------------
     def _parts(self) -> dict[str, tuple[JoinState, str]]:

@@ -128,7 +128,8 @@ class Policy:
     ``alternatives`` lists plain parameters to try on a sample when a parameter is ``auto``, and
     ``adopt`` switches a running state to one of them;
     ``fits`` says after how many rows of all streams ``refit`` is to be called, and then how often
-    (0: never again), which learns from the state what was seen so far.
+    (0: never again), which learns from the state what was seen so far;
+    ``inform`` takes models of the streams that are known beforehand (`joinweir.state.Known`).
     """
 
     params: type[Parameters]
@@ -146,6 +147,7 @@ class Policy:
     choose_run: Callable[..., Any] | None = None
     fits: Callable[..., tuple[int, int]] | None = None
     refit: Callable[..., None] | None = None
+    inform: Callable[..., None] | None = None
     module: ModuleType | None = field(default=None, compare=False)
 
     @property

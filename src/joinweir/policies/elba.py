@@ -48,6 +48,7 @@ from .lba import (
     LocalityParameters,
     fit_streams,
     fits,
+    know_streams,
     note_arrival,
     nothing_fitted,
     rows_ahead,
@@ -94,6 +95,12 @@ def init(params: Params, sizes: Sizes, as_one: bool) -> ElbaState:
 def grow(old: ElbaState, fresh: ElbaState) -> ElbaState:
     """A larger tournament with the same entrants."""
     return old._replace(tournament=grow_tournament(old.tournament, fresh.tournament))
+
+
+def inform(params: Params, S, P: ElbaState, known) -> None:
+    """Rank by the models of the streams that are known, until the first fit."""
+    if know_streams(params, P.fitted, known):
+        apply_models(params, S, P)
 
 
 def refit(params: Params, S, P: ElbaState) -> None:
@@ -261,6 +268,7 @@ POLICY = Policy(
     grow=grow,
     fits=fits,
     refit=refit,
+    inform=inform,
     paper="li2006 §4.2",
     cost="O(log² B) amortised, and O(h (log B + h)) at worst",
 )

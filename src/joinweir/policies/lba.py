@@ -175,6 +175,8 @@ def rows_per_tick(S, F: Fitted, R: Recent, side: int) -> float:
     rate = float(F.rate[partner])
     if S.reg[COUNT_WINDOW]:
         rate = int(R.n[partner]) / max(1, int(R.n[side]))
+        if not R.n[side] and F.rate[side]:  # nothing but what was known beforehand
+            rate = float(F.rate[partner] / F.rate[side])
     mantissa, exponent = math.frexp(rate)
     return math.ldexp(round(mantissa * 2**20), exponent - 20)
 
@@ -190,6 +192,25 @@ def rows_ahead(params: LocalityParameters, S, F: Fitted, R: Recent, side: int) -
 def fits(params: LocalityParameters) -> tuple[int, int]:
     """After how many rows a fit is due first, and then again and again."""
     return params.warmup, params.refit
+
+
+def know_streams(params: LocalityParameters, F: Fitted, known) -> bool:
+    """Take the models that are known beforehand; False if they do not say how far to look ahead."""
+    if not isinstance(params.horizon, int) and any(k.rate is None for k in known):
+        return False
+    h = params.h
+    for s, k in enumerate(known):
+        a = np.asarray(k.a, np.float64)[:h]  # what came from further back counts as fresh
+        F.model[s, :h] = 0.0
+        F.model[s, : a.size], F.model[s, h] = a, 1.0 - float(a.sum())
+        F.rate[s] = k.rate or 0.0
+    return True
+
+
+def inform(params: Params, S, P: LbaState, known) -> None:
+    """Rank by the models of the streams that are known, until the first fit."""
+    if know_streams(params, P.fitted, known):
+        apply_models(params, S, P)
 
 
 def refit(params: Params, S, P: LbaState) -> None:
@@ -324,6 +345,7 @@ POLICY = Policy(
     run=run,
     fits=fits,
     refit=refit,
+    inform=inform,
     paper="li2006 §4.2",
     cost="O(log B + h)",
 )
