@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ POLICIES = [
     "gdj:initial_rank=auto",
     "prob:statistics=window",
     "prob:statistics=memory",
+    "lba:h=4,warmup=60,refit=40",
+    "elba:h=4,warmup=60,refit=40",
 ]
 TINY = {
     "LEAST_SNAPSHOT": 1,
@@ -953,3 +956,54 @@ def test_shards_fall_into_partitions_of_their_own():
     assert shard_ids(1) == [0]
     for n in (2, 5, 32):
         assert len(set(shard_ids(n))) == n and shard_ids(n)[0] == 0
+
+
+# --- what is known beforehand --------------------------------------------------------------------
+def known_of(tables, rate=1.0):
+    """`JoinSpec.known` as if these tables had come before, by a model that repeats the last row."""
+    told = []
+    for table in tables:
+        keys = table["key"].drop_null().to_numpy()
+        key, count = np.unique(keys, return_counts=True)
+        told.append((keys.size, key.tolist(), count.tolist(), [0.5, 0.25], 0.25, rate))
+    return tuple(told)
+
+
+@pytest.mark.parametrize("policy", ["prob", "lba:h=2,warmup=60,refit=40", "elba:h=2,warmup=60"])
+@pytest.mark.parametrize("allocation", ["even", "rates"])
+def test_what_is_known_changes_decisions_and_survives_a_lost_worker(tmp_path, policy, allocation):
+    rng = np.random.default_rng(11)
+    tables = [random_rows(rng, n=300, nulls=0.0) for _ in range(2)]
+    batches = list(zip(*(cut(rng, table, 4) for table in tables), strict=True))
+    spec = make_spec(
+        policy=policy, budget=12, emit="both", shards=2, lateness=1000, allocation=allocation
+    )
+    told = dataclasses.replace(spec, known=known_of(tables))
+    plain, known, lossy = (
+        Driver(s, tmp_path / name)
+        for s, name in ((spec, "plain"), (told, "known"), (told, "lossy"))
+    )
+    happened = [[driver.batch(batch).key() for batch in batches] for driver in (plain, known)]
+    assert happened[0] != happened[1]
+    for batch, expected in zip(batches, happened[1], strict=True):
+        assert lossy.batch(batch).key() == expected
+        lossy.lose_files()
+        # what later starts are told does not matter any more
+        lossy = lossy.with_spec(known=known_of(tables[::-1], 7.0))
+
+
+def test_each_shard_knows_its_own_keys_and_its_part_of_the_rest(tmp_path):
+    spec = make_spec(policy="prob", budget=40, shards=3)
+    keys = list(range(30))
+    told = (330, keys, [10] * 30, [0.0, 0.0, 0.4], 0.6, 6.0)  # 30 rows are of keys not listed
+    driver = Driver(dataclasses.replace(spec, known=(told, told)), tmp_path)
+    driver.batch([rows_of([1], [key]) for key in (0, 1)])
+    driver.batch([rows_of([2] * 30, keys) for _ in range(2)])
+    for i in range(3):
+        store = driver.last[i].join.store
+        mine = [key for key in keys if shard_of(np.array([key]), 3)[0] == i]
+        assert store.side["seen"][0] == 10 * len(mine) + 10 + len(mine) + (0 in mine)
+        (kept,) = [json.loads(bytes(storage.get_part(driver.kvs[i], "known", 0)))[0]]
+        assert kept[1] == mine
+        assert kept[3] == pytest.approx([0.4 * 4 / 9, 0.4 * 4 / 9, 0.4 / 9])
+        assert kept[4:] == [pytest.approx(0.6), pytest.approx(2.0)]

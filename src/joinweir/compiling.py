@@ -16,7 +16,14 @@ from pathlib import Path
 import numba
 from numba import njit
 
-_SOURCES = ("layout.py", "structures.py", "engine.py", "workload_engine.py", "compiling.py")
+_SOURCES = (
+    "layout.py",
+    "structures.py",
+    "engine.py",
+    "workload_engine.py",
+    "compiling.py",
+    "policies/lba.py",  # part of it is compiled into elba
+)
 
 
 def source_digest() -> int:

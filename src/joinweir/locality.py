@@ -1104,6 +1104,24 @@ def _maximise(previous, codes, probability, w, tolerance: float, max_iterations:
     return w / w.sum()
 
 
+def thinned(a: np.ndarray, share: float) -> np.ndarray:
+    """The model of a part of a stream: a random `share` of its keys, and all their rows.
+
+    A repeat at lag i stays one; of the i - 1 rows between, each is part of it with that chance.
+
+    Examples
+    --------
+    >>> thinned(np.array([0.0, 0.0, 0.4]), 0.5)
+    array([0.1, 0.2, 0.1])
+    """
+    found, chance = np.zeros(a.size), np.zeros(a.size)
+    chance[:1] = 1.0  # of each lag in the part, for a lag i in the whole
+    for weight in a:
+        found += weight * chance
+        chance = (1 - share) * chance + share * np.r_[0.0, chance[:-1]]
+    return found
+
+
 @kernel
 def _plain_em(previous, codes, counts, w, sums, steps):
     """`steps` steps of EM from w = (b, a_1 … a_h) on, in place, over rows n >= h.

@@ -20,6 +20,7 @@ from .state import (
     JoinConfig,
     JoinState,
     Known,
+    can_be_informed,
     index_bytes_per_row,
     log_entry_bytes,
     make_batch,
@@ -29,6 +30,9 @@ from .units import memory_bytes, time_length
 
 ALLOCATIONS = ("even", "rates", "unified")
 SIDES = ("left", "right")
+HAS_NO_USE_FOR_KNOWN = (
+    "policy {policy!r} has no use for known=; those with statistics='history', lba and elba have"
+)
 
 
 # --- windows -----------------------------------------------------------------------------------
@@ -283,11 +287,8 @@ def simulate(
     action = _actions(problem, config, drop, drop_probes, thinning, seed)
     state = start(config, problem)
     if known is not None:
-        if not state.can_be_informed():
-            raise JoinweirError(
-                f"policy {str(chosen)!r} has no use for known=; those with statistics='history', "
-                "lba and elba have"
-            )
+        if not can_be_informed(chosen):
+            raise JoinweirError(HAS_NO_USE_FOR_KNOWN.format(policy=str(chosen)))
         state.inform(problem.known)
     batch = problem.batch(config, budget.row_bytes, action)
     outcome = state.process(batch, results=pairs, shed=shed)
@@ -479,7 +480,7 @@ def _read(tables, labels, *, on, time, within, closed, lateness, known=None) -> 
     if len({(t.timestamps, t.scale, t.zoned) for t in filled}) > 1:
         kinds = ", ".join(f"{w} {n!r}" for w, n in zip(labels, time_names))
         raise JoinweirError(f"time columns are of different kinds ({kinds}); cast one")
-    profiles = [] if known is None else _profiles(known, key_names, labels)
+    profiles = [] if known is None else profiles_of(known, key_names, labels)
     keys, nulls = read_keys(
         [*tables, *(profile.key_table() for profile in profiles)],
         [*key_names, *(list(profile.key_columns) for profile in profiles)],
@@ -543,7 +544,7 @@ def _read(tables, labels, *, on, time, within, closed, lateness, known=None) -> 
     )
 
 
-def _profiles(known: Any, key_names: list[list[str]], labels: Sequence[str]) -> Sequence[Any]:
+def profiles_of(known: Any, key_names: list[list[str]], labels: Sequence[str]) -> Sequence[Any]:
     """The profiles of a characterization, if they are of these streams and keys."""
     profiles = getattr(known, "profiles", ())
     if len(profiles) != len(labels):

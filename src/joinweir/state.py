@@ -122,6 +122,11 @@ class Known:
     rate: float | None
 
 
+def can_be_informed(policy: Parameters) -> bool:
+    """Whether a policy has a use for what is known of the streams beforehand."""
+    return policy.source_of_frequencies() == "history" or bool(definition(policy.name).inform)
+
+
 class Outcome(NamedTuple):
     """What a batch brought."""
 
@@ -340,12 +345,6 @@ class JoinState:
             _teach(ghost.store, known["key"], known["side"])
 
     # --- what is known beforehand --------------------------------------------------------------
-    def can_be_informed(self) -> bool:
-        """Whether the policy has a use for what is known of the streams beforehand."""
-        return self.config.policy.source_of_frequencies() == "history" or bool(
-            self.definition.inform
-        )
-
     def inform(self, known: Sequence[Known]) -> None:
         """Start from frequencies and models of the streams instead of from nothing."""
         if self.config.policy.source_of_frequencies() == "history":

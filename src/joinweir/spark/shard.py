@@ -30,12 +30,19 @@ import numpy as np
 import pyarrow as pa
 
 from .. import layout as L
-from .. import state
+from .. import locality, state
 from ..compiling import DIGEST
 from ..errors import JoinweirError, StateError
 from ..policies import definition, read_policy
 from ..simulation import LearningView, Problem, policy_bytes_per_row, with_capacity
-from ..state import JoinConfig, JoinState, index_bytes_per_row, make_batch
+from ..state import (
+    JoinConfig,
+    JoinState,
+    Known,
+    can_be_informed,
+    index_bytes_per_row,
+    make_batch,
+)
 from .packets import (
     FIRST_COLUMN,
     LATE,
@@ -44,6 +51,7 @@ from .packets import (
     matches_packet,
     one_batch,
     read_packet,
+    shard_of,
     shed_packet,
     to_ipc,
 )
@@ -88,7 +96,10 @@ def code_digest(policy_name: str) -> str:
     """Changes when replaying a log might give another result."""
     told = [str(DIGEST), *map(str, (SLACK, SMALL_BYTES, MOST_SMALL))]
     replayed = (Shard._replay, Shard._learn, Shard._settle, Shard._payload_outgrows_its_charge)
-    for part in (definition(policy_name).module, state, *replayed, Shard._mergeable):
+    parts = [definition(policy_name).module, state, *replayed, Shard._mergeable]
+    if definition(policy_name).refit:
+        parts.append(locality)
+    for part in parts:
         told.append(inspect.getsource(part))
     return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
@@ -331,7 +342,7 @@ class Shard:
     def _start(self, side: np.ndarray) -> None:
         """The first rows say how they divide the budget, if they are to."""
         if not self.head["started"] and self.spec.allocation == "rates":
-            self.join = JoinState(self._config(np.bincount(side, minlength=self.spec.streams)))
+            self.join = self._join(self._config(np.bincount(side, minlength=self.spec.streams)))
             self.head["config"] = _config_dict(self.join.config)
         self.head["started"] = True
 
@@ -695,7 +706,8 @@ class Shard:
         """Bring the engine to the version of the head."""
         head = self.head
         if head["config"] is None:
-            self.join = JoinState(self._config(np.array(head["n_in"])))
+            self._remember_known()
+            self.join = self._join(self._config(np.array(head["n_in"])))
             head["config"] = _config_dict(self.join.config)
         config = _config_of(head["config"])
         if self.join is None:
@@ -704,6 +716,39 @@ class Shard:
             self._from_payload(config)
         elif [[g.told() for g in segments] for segments in self.segments] != head["segments"]:
             raise StateError(DAMAGED.format(what="replaying the log gave other segments"))
+
+    def _join(self, config: JoinConfig) -> JoinState:
+        """A join without rows; it knows what was known when the query was first started."""
+        join = JoinState(config)
+        if self.head.get("known") and can_be_informed(config.policy):
+            told = json.loads(bytes(get_part(self.kv, "known", 0)))
+            join.inform(
+                [
+                    Known(np.array(key, np.int64), np.array(count, np.int64), rows, np.array(a), *b)
+                    for rows, key, count, a, *b in told
+                ]
+            )
+        return join
+
+    def _remember_known(self) -> None:
+        """Keep what the query was told of the streams, as far as it is of this shard's keys.
+
+        A later start may be told other things; a log is replayed from what was known then.
+        """
+        spec = self.spec
+        if not spec.known:
+            return
+        mine = []
+        for rows, key, count, a, b, rate in spec.known:
+            key, count = np.array(key, np.int64), np.array(count, np.int64)
+            here = shard_of(key, spec.shards) == self.number
+            others = max(0, rows - int(count.sum())) // spec.shards  # of keys that are not listed
+            a = locality.thinned(np.array(a, np.float64), 1 / spec.shards)
+            b, rate = 1 - float(a.sum()), None if rate is None else rate / spec.shards
+            told = (int(count[here].sum()) + others, key[here], count[here], a)
+            mine.append([v.tolist() if isinstance(v, np.ndarray) else v for v in told] + [b, rate])
+        put_parts(self.kv, "known", [json.dumps(mine).encode()])
+        self.head["known"] = 1
 
     def _from_files(self, config: JoinConfig) -> JoinState | None:
         head = self.head
@@ -723,7 +768,7 @@ class Shard:
             head["base"] = None
             self.segments = [[] for _ in self.spec.sides]
             head["next_place"] = [0] * self.spec.streams
-            return JoinState(config)
+            return self._join(config)
         told, blocks = found
         if told["layout"] != L.LAYOUT_VERSION:
             return None
@@ -775,7 +820,7 @@ class Shard:
             [Segment(*told, np.full(told[2], L.NIL, np.int32)) for told in segments]
             for segments in head["segments"]
         ]
-        self.join = JoinState(config)
+        self.join = self._join(config)
         head["next_place"] = self.places  # not as an older copy or half a replay left them
         ts, key, side, row, size = [], [], [], [], []
         for s, segments in enumerate(self.segments):

@@ -44,6 +44,9 @@ class JoinSpec:
         Per stream, the Arrow schema of its columns in a packet, serialised, in hexadecimal.
     identity
         What a checkpoint is tied to, by name.
+    known
+        Per stream what is known of it before the first start, or nothing: rows, keys as the engine
+        has them, their counts, a and b of the locality model, rows per tick.
     """
 
     sides: tuple[str, ...]
@@ -65,6 +68,7 @@ class JoinSpec:
     output: tuple[tuple[int, int], ...]
     schemas: tuple[str, ...]
     identity: dict[str, Any]
+    known: tuple[Any, ...] = ()
 
     @property
     def streams(self) -> int:

@@ -40,9 +40,11 @@ from pyspark.sql.types import (
 from .. import layout as L
 from ..errors import JoinweirError, unknown
 from ..policies import Parameters, read_policy
-from ..simulation import Landmark, Rows, whole_number
+from ..simulation import HAS_NO_USE_FOR_KNOWN, Landmark, Rows, profiles_of, whole_number
+from ..state import can_be_informed
 from ..units import memory_bytes, time_length
 from .operator import OUTPUT, JoinProcessor
+from .packets import int64_of
 from .shard import metric_names
 from .spec import JoinSpec, check_allocation, check_emit, module_of
 
@@ -77,6 +79,7 @@ def window_join(
     suffixes: Sequence[str] | None = None,
     name: Any = None,
     seed: int = 0,
+    known: Any = None,
 ) -> Any:
     """Join streams over sliding windows within a memory budget, and report what is lost.
 
@@ -126,6 +129,10 @@ def window_join(
         DataFrames it may be a `pyspark.sql.Observation`, whose ``get`` then has the metrics.
     seed
         For everything random.
+    known
+        What `characterize` found of these streams, or of earlier days of them: history statistics
+        start from its frequencies, `lba` and `elba` from its models. Matters at the first start of
+        a query only. Its keys are hashed by a small Spark job.
 
     Returns
     -------
@@ -221,6 +228,7 @@ def window_join(
         output=tuple(output),
         schemas=tuple(schemas_of_packets),
         identity=identity,
+        known=_known(session, known, chosen, sides, key_names, key_types, exact_key, in_ticks),
     )
     observed_as = _observed_as(name, spec, streaming)
     text = spec.to_json()
@@ -570,15 +578,6 @@ def _quoted(column: str) -> Any:
 
 def _selected(frame, schema, time_name, keys, key_types, exact_key, carried) -> Any:
     """The columns that are packed: time, key in 64 bits, tie-breaker, payload."""
-    compared = [_quoted(c).cast(kind) for c, kind in zip(keys, key_types)]
-    if exact_key:
-        key = compared[0]
-    else:
-        parts = [_normal(c, kind) for c, kind in zip(compared, key_types)]
-        any_null = compared[0].isNull()
-        for column in compared[1:]:
-            any_null = any_null | column.isNull()
-        key = F.when(any_null, F.lit(None)).otherwise(F.xxhash64(*parts))
     # Packets come in another order in every run on a cluster. Rows that differ in what is carried
     # must not follow them; of equal ones it cannot be told which came first.
     named = dict.fromkeys([time_name, *keys, *(c for c, _ in carried)])
@@ -588,8 +587,53 @@ def _selected(frame, schema, time_name, keys, key_types, exact_key, carried) -> 
         for i, (c, kind) in enumerate(carried)
     ]
     return frame.select(
-        _quoted(time_name).alias("ts"), key.alias("key"), F.xxhash64(*hashed).alias("tie"), *payload
+        _quoted(time_name).alias("ts"),
+        _key(keys, key_types, exact_key).alias("key"),
+        F.xxhash64(*hashed).alias("tie"),
+        *payload,
     )
+
+
+def _key(names: list[str], kinds: list[DataType], exact_key: bool) -> Any:
+    """The key in 64 bits: as it is, or hashed."""
+    compared = [_quoted(c).cast(kind) for c, kind in zip(names, kinds)]
+    if exact_key:
+        return compared[0]
+    parts = [_normal(c, kind) for c, kind in zip(compared, kinds)]
+    any_null = compared[0].isNull()
+    for column in compared[1:]:
+        any_null = any_null | column.isNull()
+    return F.when(any_null, F.lit(None)).otherwise(F.xxhash64(*parts))
+
+
+def _known(session, known, policy, sides, key_names, key_types, exact_key, in_ticks) -> tuple:
+    """A characterization in the engine's keys and ticks, see `JoinSpec.known`."""
+    if known is None or policy.name == "full":
+        return ()
+    if not can_be_informed(policy):
+        raise JoinweirError(HAS_NO_USE_FOR_KNOWN.format(policy=str(policy)))
+    told = []
+    for profile in profiles_of(known, key_names, sides):
+        table = profile.key_table()
+        names = list(profile.key_columns)
+        listed = session.createDataFrame(table).select(
+            _key(names, key_types, exact_key).alias("key"), "count"
+        )
+        found = listed.where("key IS NOT NULL").toArrow()
+        rate = None if profile.rate is None else profile.rate / in_ticks["scale"]
+        if rate is not None and in_ticks["timestamps"]:
+            rate /= 1_000_000
+        told.append(
+            (
+                int(profile.n_rows),
+                int64_of(found["key"].combine_chunks()).tolist(),
+                found["count"].to_pylist(),
+                list(profile.model_a),
+                float(profile.model_b),
+                rate,
+            )
+        )
+    return tuple(told)
 
 
 def _normal(column: Any, kind: DataType) -> Any:
