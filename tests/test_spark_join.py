@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+import joinweir as jw
 from joinweir.spark import LossReport, loss_report, window_join
 from spark_data import START_US, multiset, run_to_memory, stream_of, times, write_batches
 
@@ -612,3 +613,57 @@ def test_results_can_be_aggregated_and_joined_again(spark, tmp_path, skewed_stre
     assert set(told) == {"joinweir_inner", "joinweir_outer"}
     assert loss_report(queries[1], "inner").total_n_out == len(exact)
     assert loss_report(queries[1], "outer").total_n_out == sum(expected.values())
+
+
+# --- what is known beforehand --------------------------------------------------------------------
+class Profile:
+    """What `known=` reads of a stream's profile."""
+
+    key_columns = ("k",)
+    model_a, model_b, rate = (0.4, 0.2, 0.1), 0.3, 1.0
+
+    def __init__(self, keys):
+        found = jw.locality.popularity(keys)
+        self.keys, self.counts = found.keys.tolist(), tuple(found.counts.tolist())
+        self.n_rows = len(keys) + 17  # some rows are of keys that are not listed
+
+    def key_table(self):
+        return pa.table({"k": self.keys, "count": self.counts})
+
+
+class Found:
+    def __init__(self, *profiles):
+        self.profiles = profiles
+
+
+@pytest.mark.parametrize("policy", ["prob", "lba:h=3,warmup=400", "elba:h=3,warmup=400"])
+@pytest.mark.parametrize("kind", ["text", "number"])
+def test_what_is_known_is_known_as_to_the_simulator(spark, policy, kind):
+    """Text keys are hashed by Spark, also those of the profile."""
+    rng = np.random.default_rng(3)
+    tables = []
+    for side in range(2):
+        key = np.minimum(rng.geometric(0.15, 300), 15)
+        keys = [f"key {n}" for n in key] if kind == "text" else key.tolist()
+        tables.append(pa.table({"k": keys, "ts": 2 * np.arange(300) + side, "id": np.arange(300)}))
+    known = Found(*(Profile(table["k"].to_pylist()[:100]) for table in tables))
+    options = {"on": "k", "time": "ts", "within": 60, "max_rows": 12, "policy": policy}
+    frames = [spark.createDataFrame(table) for table in tables]
+    joined = window_join(*frames, shards=1, known=known, **options).collect()
+    # As on Spark, where rows may come late, a row goes once the other stream has passed its end.
+    result = jw.simulate(*tables, known=known, lateness=0, **options)
+    assert sorted((row["id_left"], row["id_right"]) for row in joined) == sorted(
+        zip(*(column.tolist() for column in result.pairs), strict=True)
+    )
+    unknowing = jw.simulate(*tables, lateness=0, **options)
+    assert result.n_out != unknowing.n_out  # it does make a difference
+
+
+def test_known_is_refused_where_it_is_of_no_use(spark):
+    frame = spark.createDataFrame(pa.table({"k": [1], "ts": [1]}))
+    known = Found(Profile([1]), Profile([1]))
+    options = {"on": "k", "time": "ts", "within": 60, "max_rows": 12, "known": known}
+    with pytest.raises(jw.JoinweirError, match="policy 'fifo' has no use for known="):
+        window_join(frame, frame, policy="fifo", **options)
+    with pytest.raises(jw.JoinweirError, match="each of the 2 streams; it has 1"):
+        window_join(frame, frame, policy="prob", **(options | {"known": Found(Profile([1]))}))
