@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": LEAVES | {"layout", "structures", "engine", "policies"},
     # oracles and measures: no code shared with the engine, so a bug cannot agree with itself
     **{unit: LEAVES | {"layout"} for unit in sorted(INDEPENDENT)},
+    "optimum": LEAVES | {"layout", "tables"},  # reads the same tables as the simulation
     # what drives the engine
     "tables": LEAVES,
     "simulation": LEAVES | INDEPENDENT | ENGINE | {"tables"},

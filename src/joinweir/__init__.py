@@ -7,7 +7,7 @@
 True
 """
 
-from . import counting, locality, metrics, streams
+from . import counting, locality, metrics, optimum, streams
 from .checks import check_policy
 from .errors import JoinweirError, StateError
 from .policies import policy, policy_names
@@ -27,6 +27,7 @@ __all__ = [
     "landmark",
     "locality",
     "metrics",
+    "optimum",
     "policy",
     "policy_names",
     "query",
