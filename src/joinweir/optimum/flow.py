@@ -24,6 +24,7 @@ import numpy as np
 from ..compiling import kernel
 from ..errors import JoinweirError
 from .graph import Graph, parts
+from .heap import ABSENT, remove, sift_up
 
 SOLVERS = ("paths", "ortools")
 FAR = np.int64(2**62)
@@ -65,7 +66,7 @@ class _Paths(NamedTuple):
     came_as: np.ndarray  # row that the step belongs to, or CHAIN
     came_to: np.ndarray  # option that the row takes with this step, -1: it is dropped
     heap: np.ndarray
-    place: np.ndarray  # in the heap; -1 not there, -2 done
+    place: np.ndarray  # in the heap
     leaving: np.ndarray  # a held row whose stay ends here; more of them through `next_leaving`
     first_row: np.ndarray  # rows that start at border b are first_row[b]:first_row[b + 1]
     idle: np.ndarray  # gap: slots without a row, of those sent so far
@@ -75,54 +76,17 @@ class _Paths(NamedTuple):
 
 
 @kernel
-def _sift_up(distance, heap, place, x):
-    node = heap[x]
-    while x > 0:
-        parent = (x - 1) >> 1
-        if distance[heap[parent]] <= distance[node]:
-            break
-        heap[x] = heap[parent]
-        place[heap[x]] = x
-        x = parent
-    heap[x] = node
-    place[node] = x
-
-
-@kernel
-def _pop(distance, heap, place, size):
-    """Take the nearest border; the caller counts one less."""
-    top = heap[0]
-    place[top] = -2
-    node, x, size = heap[size - 1], 0, size - 1
-    while True:
-        child = 2 * x + 1
-        if child >= size:
-            break
-        if child + 1 < size and distance[heap[child + 1]] < distance[heap[child]]:
-            child += 1
-        if distance[heap[child]] >= distance[node]:
-            break
-        heap[x] = heap[child]
-        place[heap[x]] = x
-        x = child
-    if size:
-        heap[x] = node
-        place[node] = x
-    return top
-
-
-@kernel
 def _reach(P, size, border, distance, source, row, option):
     """A step to `border`: keep it if it is the shortest so far. Returns the heap's size."""
     if distance < P.distance[border]:
         P.distance[border] = distance
         P.came_from[border], P.came_as[border], P.came_to[border] = source, row, option
         x = P.place[border]
-        if x < 0:
+        if x == ABSENT:
             x = size
             P.heap[x] = border
             size += 1
-        _sift_up(P.distance, P.heap, P.place, x)
+        sift_up(P.distance, P.heap, P.place, x)
     return size
 
 
@@ -152,13 +116,14 @@ def _shortest_path(G, P, lo, hi):
     """Dijkstra from the first border to the last, on lengths reduced by the potentials."""
     for b in range(lo, hi + 1):
         P.distance[b] = FAR
-        P.place[b] = -1
+        P.place[b] = ABSENT
     P.distance[lo] = 0
     P.heap[0] = lo
     P.place[lo] = 0
     size = 1
     while size:
-        b = _pop(P.distance, P.heap, P.place, size)
+        b = P.heap[0]
+        remove(P.distance, P.heap, P.place, 0, size)
         size -= 1
         if b == hi:
             break
