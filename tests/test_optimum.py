@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import joinweir as jw
 from joinweir import optimum
 from joinweir.errors import JoinweirError
+from joinweir.optimum import bound, flow, graph, pieces, problem, solving, weights
 from joinweir.policies import definition
 from joinweir.simulation import split_budget
 
@@ -432,3 +433,120 @@ def test_odja_gives_up_before_memory_does(monkeypatch):
     tables = [{"k": rng.integers(0, 3, 90), "t": np.arange(90), "imp": np.ones(90)}] * 2
     message = refused(left=tables[0], right=tables[1], method="odja", within=30, max_rows=(12, 12))
     assert "use method='flow'" in message
+
+
+# --- bounds --------------------------------------------------------------------------------------
+def a_graph(n=2000, *, slots=20, objective="count", order="probe_first", skew=1.0):
+    """The left pool's graph of a pair of streams."""
+    left, right = jw.streams.zipf_pair(n, domain=100, skew=skew, seed=7)
+    for seed, table in enumerate((left, right)):
+        table["imp"] = np.rint(jw.streams.importance(n, seed=seed))
+    arrivals = problem.read(left, right, problem.Join("key", "ts", 120, order, "left", "imp"))
+    matches = problem.find_matches(arrivals)
+    made = weights.make_weights(objective, 0, arrivals, matches)
+    return graph.build(problem.pools(arrivals, [slots, slots])[0], matches, made)
+
+
+@pytest.mark.parametrize("objective", ["count", "importance"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_prices_of_the_paths_prove_that_nothing_is_better(order, objective):
+    made = a_graph(order=order, objective=objective)
+    solution = flow.solve_flow(made, "paths")
+    assert made.n_options > 1000
+    assert (solution.price >= 0).all()
+    # Exact but for what is added to make up for rounding: 10^-10 of it.
+    assert solution.value <= bound.dual_value(made, solution.price) <= solution.value * (1 + 2e-10)
+
+
+def naive_dual_value(made, price):
+    total = made.slots * price.sum()
+    for row in range(made.row.size):
+        options = range(made.at[row], made.at[row + 1])
+        nets = [made.value[x] - price[made.start[row] : made.gap[x] + 1].sum() for x in options]
+        total += max(0, *nets)
+    return total
+
+
+def test_any_prices_bound_the_optimum_from_above():
+    made = a_graph(400, objective="importance")
+    optimum_value = flow.solve_flow(made, "paths").value
+    rng = np.random.default_rng(2)
+    for scale in (0.0, 0.01, 0.1, 1.0):
+        price = rng.random(made.n_gaps) * scale * made.value.max()
+        assert bound.dual_value(made, price) >= optimum_value
+        assert bound.dual_value(made, price) == pytest.approx(naive_dual_value(made, price))
+
+
+def occupied(made, held_in):
+    """Rows in each gap, one by one."""
+    count = np.zeros(made.n_gaps, np.int64)
+    for start, end in zip(made.start, held_in):
+        count[start : end + 1] += 1
+    return count
+
+
+@pytest.mark.parametrize("find", [bound.find_bounds, pieces.bounds_from_pieces])
+@pytest.mark.parametrize("skew", [(1.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize("objective", ["count", "importance"])
+def test_bounds_enclose_the_optimum_closely(find, skew, objective):
+    made = a_graph(3000, skew=skew, objective=objective)
+    exact = flow.solve_flow(made, "paths").value
+    found = find(made, **({"gaps": 300} if find is pieces.bounds_from_pieces else {}))
+    assert found.value <= exact <= found.upper
+    assert found.value >= 0.98 * exact
+    assert found.upper <= 1.02 * exact
+    held = found.held_in >= 0
+    earned = 0
+    for row in np.flatnonzero(held):
+        options = slice(made.at[row], made.at[row + 1])
+        earned += int(made.value[options][made.gap[options] == found.held_in[row]][0])
+    assert earned == found.value
+    assert occupied(made, found.held_in).max() <= made.slots
+
+
+def test_pieces_with_a_margin_find_the_prices_of_the_whole():
+    made = a_graph(3000, objective="importance")
+    exact = flow.solve_flow(made, "paths").value
+    close = pieces.bounds_from_pieces(made, gaps=400, rounds=1)
+    far = pieces.bounds_from_pieces(made, gaps=400, margin=0, rounds=1)
+    assert exact <= close.upper < far.upper
+    assert close.upper <= 1.001 * exact
+
+
+def test_pieces_cover_every_gap_once():
+    made = a_graph(1500)
+    cuts = list(pieces.cut(made, 100, 30))
+    assert sum(piece.own for piece in cuts) == made.n_gaps
+    for piece in cuts:
+        assert (piece.gap < piece.n_gaps).all()
+        assert (np.diff(piece.at) > 0).all()
+        assert piece.start.size == piece.at.size - 1
+
+
+@settings(max_examples=150)
+@given(
+    small_joins(most=12),
+    st.sampled_from(ORDERS),
+    st.sampled_from(("count", "importance")),
+    st.sampled_from(("bound", "pieces")),
+)
+def test_bounds_hold_on_small_streams(case, order, objective, method):
+    tables, within, budget = case
+    join = {"on": "k", "time": "t", "within": within, "order": order, "importance": "imp"}
+    best = optimum.solve(*tables, **join, **budget, objective=objective)
+    near = optimum.solve(
+        *tables, **join, **budget, objective=objective, method=method, piece_gaps=2
+    )
+    assert near.value <= best.value <= near.upper_bound
+    assert near.gap == pytest.approx((near.upper_bound - near.value) / max(near.upper_bound, 1))
+    assert_fits(near, arrivals_of(tables, within))
+
+
+def test_auto_takes_the_bound_where_the_flow_would_take_too_long(monkeypatch):
+    left, right = jw.streams.zipf_pair(500, domain=25, skew=0.8, seed=9)
+    join = {"on": "key", "time": "ts", "within": 40, "max_rows": 10}
+    assert set(optimum.solve(left, right, **join).solver) <= set(flow.SOLVERS)
+    monkeypatch.setattr(solving, "LONGEST", 0.0)
+    found = optimum.solve(left, right, **join)
+    assert found.solver == ("bound", "bound")
+    assert 0 <= found.gap < 0.05

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from . import layout as L
-from . import streams
+from . import optimum, streams
 from .errors import JoinweirError
 from .policies import Parameters, policy, policy_names, read_policy
 from .simulation import rows_in_window, simulate
@@ -460,3 +461,153 @@ def time_for_another() -> None:
     """In a process of its own: do what stdin says, and print a line of JSON for each step."""
     for step in _time_policy(**json.load(sys.stdin)):
         print(json.dumps(step.to_dict() if isinstance(step, Timing) else step), flush=True)
+
+
+# --- the optimum -------------------------------------------------------------------------------
+WAYS = ("odja", "paths", "ortools", "bound", "pieces")
+OPTIMUM_DOMAIN = 100  # ojewole2006 §5.2; §5.1 does not say
+
+
+@dataclass(frozen=True)
+class OptimumCase:
+    """A pair of streams of n rows each, one a tick, with Zipf keys, and a memory.
+
+    `slots` is a stream's half of it, the paper's M/2.
+    """
+
+    n: int
+    window: int
+    slots: int
+    domain: int = OPTIMUM_DOMAIN
+    skew: tuple[float, float] = (1.0, 0.0)
+
+
+def optimum_cases(quick: bool = False) -> list[OptimumCase]:
+    """The grid of ojewole2006 §5.1, its largest streams (§5.2.6), and what goes beyond."""
+    lengths = (800, 5600) if quick else (800, 1600, 3200, 5600)
+    windows = (100,) if quick else (100, 200, 400, 800)
+    cases = [OptimumCase(n, 400, 1) for n in lengths]
+    cases += [OptimumCase(5600, w, 1) for w in windows if w != 400]
+    cases += [OptimumCase(n, 50, 49) for n in lengths]
+    cases += [OptimumCase(5600, w, w - 1) for w in (10, 100)[: 1 if quick else 2]]
+    cases += [OptimumCase(5600, 10, 5), OptimumCase(5600, 400, 200)]
+    if not quick:
+        cases.append(OptimumCase(56_000, 2000, 400, 2000))
+        cases.append(OptimumCase(56_000, 2000, 400, 2000, (1.0, 1.0)))
+        cases.append(OptimumCase(560_000, 20_000, 4000, 20_000))
+    return cases
+
+
+def measure_optimum(
+    cases: Iterable[OptimumCase],
+    ways: Sequence[str] = WAYS,
+    *,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Time and memory of each way to the optimum, each figure in a process of its own.
+
+    A way that cannot do a case says why in `refused`. ``odja`` finds the value alone, with two
+    layers, as in the paper.
+    """
+    found = []
+    runs = [(case, way) for case in cases for way in ways]
+    for x, (case, way) in enumerate(runs):
+        if progress:
+            progress(
+                f"{way}, N = {case.n:,}, w = {case.window:,}, M/2 = {case.slots:,}", x / len(runs)
+            )
+        with tempfile.TemporaryFile("w+") as complaints:
+            process = start_beside(
+                "bench.solve_for_another",
+                {"case": asdict(case), "way": way, "seed": seed},
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+            )
+            try:
+                answer = process.stdout.read()
+                if process.wait():
+                    complaints.seek(0)
+                    last = (complaints.read().strip().splitlines() or ["no reason given"])[-1]
+                    raise JoinweirError(f"measuring {way} failed: {last}")
+            finally:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+        found.append(asdict(case) | {"way": way} | json.loads(answer))
+    return found
+
+
+def optimum_streams(case: OptimumCase, seed: int) -> tuple[dict, dict]:
+    """The streams of a case: whole importances, a twentieth of them high."""
+    pair = streams.zipf_pair(case.n, domain=case.domain, skew=tuple(case.skew), seed=seed)
+    for s, table in enumerate(pair):
+        table["importance"] = np.rint(streams.importance(case.n, seed=seed + s))
+    return pair
+
+
+def solve_for_another() -> None:
+    """In a process of its own: do what stdin says, and print a line of JSON."""
+    told = json.load(sys.stdin)
+    case, way = OptimumCase(**told["case"]), told["way"]
+    small = OptimumCase(300, 30, 5, 10)
+    _solve_case(small, way, told["seed"])  # compile
+    print(json.dumps(_solve_case(case, way, told["seed"])))
+
+
+def _solve_case(case: OptimumCase, way: str, seed: int) -> dict[str, Any]:
+    left, right = optimum_streams(case, seed)
+    join = {
+        "on": "key",
+        "time": "ts",
+        "within": case.window,
+        "order": "evict_first",  # as in the paper
+        "objective": "importance",
+        "importance": "importance",
+        "max_rows": (case.slots, case.slots),
+    }
+    if way in optimum.SOLVERS:
+        join |= {"method": "flow", "solver": way}
+    else:
+        join |= {"method": way, "retained": way != "odja"}
+    before = _restart_peak_memory()
+    try:
+        best = optimum.solve(left, right, **join)
+    except JoinweirError as error:
+        return {"refused": str(error)}
+    return {
+        "seconds": best.seconds,
+        "memory_mb": peak_memory_mb() - before,
+        "value": best.value,
+        "upper_bound": best.upper_bound,
+        "gap": best.gap,
+        "n_exact": best.n_exact,
+        "n_options": best.n_options,
+    }
+
+
+def _restart_peak_memory() -> float:
+    """Let the peak count from now on, where the system can; MB in use now."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+        return _memory_now("VmRSS")
+    except OSError:
+        return 0.0
+
+
+def _memory_now(what: str) -> float:
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith(what):
+                return int(line.split()[1]) / 1024
+    raise OSError(f"no {what}")
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has had, in MB of 1024 · 1024 bytes."""
+    try:
+        return _memory_now("VmHWM")
+    except OSError:  # not Linux
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (1024 if sys.platform != "darwin" else 1024 * 1024)

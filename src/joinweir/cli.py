@@ -1,4 +1,4 @@
-"""The command line: `joinweir policies`, `generate`, `simulate`, `run`, `bench`, `demo`.
+"""The command line: `joinweir policies`, `generate`, `simulate`, `optimum`, `run`, `bench`, `demo`.
 
 Results go to stdout, as tables or with ``--json`` as one JSON object; progress goes to stderr, and
 only if that is a terminal. Bad input ends with one line on stderr and exit code 2 (a job file: a
@@ -39,7 +39,7 @@ from rich.table import Table
 
 import joinweir as jw
 
-from . import bench, layout, report, streams
+from . import bench, layout, optimum, report, streams
 from .errors import JoinweirError, unknown
 from .job import JobError, read_job
 from .policies import Parameters, definition, policy_names, read_policy
@@ -50,6 +50,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PROGRESS_AFTER = 1.0  # seconds
 LARGEST = 2**53  # whole number; a float such as 1e16 is not exact beyond
 PLAIN_WIDTH = 110  # columns of a table that goes to a file or a pipe
+OPTIMUM = "optimum"  # in a comparison, the best that any policy could do
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,7 +141,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"joinweir {jw.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_policies, _add_simulate, _add_run, _add_generate, _add_bench):
+    for add in (
+        _add_demo,
+        _add_policies,
+        _add_simulate,
+        _add_optimum,
+        _add_run,
+        _add_generate,
+        _add_bench,
+    ):
         add(commands)
     return parser
 
@@ -171,6 +180,12 @@ def _add_simulate(commands: Any) -> None:
         " '10 minutes' go with timestamps and dates, plain numbers with all (seconds, for"
         " timestamps).",
     )
+    join = _add_join_options(parser)
+    _add_simulate_options(parser, join)
+
+
+def _add_join_options(parser: _Parser) -> Any:
+    """The streams and the join; returns the join's group of options."""
     files = parser.add_argument_group("streams")
     files.add_argument("--left", metavar="FILE", help="Parquet file or directory of them")
     files.add_argument("--right", metavar="FILE")
@@ -200,8 +215,12 @@ def _add_simulate(commands: Any) -> None:
         "for a window of rows; landmark:'1 day' for all since the last landmark",
     )
     join.add_argument("--closed", choices=("left", "both"), default="left", help="which ends match")
-    join.add_argument("--lateness", metavar="LENGTH", help="take rows as they stand in the files")
     join.add_argument("--order", choices=layout.ORDERS, default="probe_first")
+    return join
+
+
+def _add_simulate_options(parser: _Parser, join: Any) -> None:
+    join.add_argument("--lateness", metavar="LENGTH", help="take rows as they stand in the files")
     budget = parser.add_argument_group("budget")
     amount = budget.add_mutually_exclusive_group()
     amount.add_argument(
@@ -214,7 +233,8 @@ def _add_simulate(commands: Any) -> None:
         metavar="P",
         action="append",
         help="such as prob or gdj:initial_rank=0.2; repeat to compare. Default: every policy that "
-        f"keeps to a budget ({', '.join(_default_policies())})",
+        f"keeps to a budget ({', '.join(_default_policies())}). 'optimum' beside others adds the "
+        "best that any policy could do, and each one's share of it",
     )
     parser.add_argument(
         "--accounting",
@@ -229,6 +249,49 @@ def _add_simulate(commands: Any) -> None:
         metavar="FILE",
         help="with a single policy: write the row numbers of the results, as Parquet",
     )
+
+
+def _add_optimum(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "optimum",
+        _optimum,
+        "find the best result that a memory allows, with hindsight",
+        " No policy can do better on these files. Which rows must be held for it goes to a file.",
+    )
+    join = _add_join_options(parser)
+    join.add_argument(
+        "--importance",
+        metavar="COLUMN",
+        help="importance of a row, above 0; left_name=right_name where names differ",
+    )
+    join.add_argument(
+        "--combine",
+        choices=optimum.COMBINE,
+        default="min",
+        help="importance of a result from those of its rows; default: %(default)s",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=optimum.OBJECTIVES,
+        help="what is to be as large as possible; default: importance if it is given, else count",
+    )
+    parser.add_argument(
+        "--max-rows", metavar="N", type=_several(_whole), help="over all streams; N,M per stream"
+    )
+    parser.add_argument("--allocation", choices=ALLOCATIONS, help="default: even")
+    parser.add_argument(
+        "--method",
+        choices=optimum.METHODS,
+        default="auto",
+        help="bound and pieces are for what is too large for the exact ones: they tell how far "
+        "from the optimum they may be; default: %(default)s",
+    )
+    parser.add_argument("--solver", choices=optimum.SOLVERS, help="of the flow; default: by size")
+    parser.add_argument(
+        "--piece-gaps", metavar="N", type=_whole, help="length of the pieces of --method pieces"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the rows to hold, as Parquet")
 
 
 def _add_run(commands: Any) -> None:
@@ -348,8 +411,38 @@ def _add_bench(commands: Any) -> None:
         help="real streams from this folder instead; default: that named by JOINWEIR_DATA",
     )
     kept.add_argument("--markdown", action="store_true", help="print tables as in docs/choosing.md")
+    _add_bench_optimum(things)
     _add_bench_spark(things)
     _add_bench_soak(things)
+
+
+def _add_bench_optimum(things: Any) -> None:
+    parser = _command(
+        things,
+        "optimum",
+        _bench_optimum,
+        "time the ways to the offline optimum, and the memory they take",
+        " Two streams of Zipf keys, a row of each a tick; streams, windows and memories as in"
+        " ojewole2006, and larger ones. Each figure is taken in a process of its own.",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
+    parser.add_argument(
+        "--way", choices=bench.WAYS, nargs="+", action="extend", help="default: all of them"
+    )
+    parser.add_argument(
+        "--case",
+        metavar="N,W,SLOTS,DOMAIN",
+        type=_several(_whole),
+        action="append",
+        help="instead: rows, window, rows held of each stream, keys; repeat for several",
+    )
+    parser.add_argument(
+        "--skew",
+        metavar="Z,Z",
+        type=_several(_real),
+        default=(1.0, 0.0),
+        help="of each --case's streams; default: 1,0",
+    )
 
 
 def _add_bench_spark(things: Any) -> None:
@@ -811,7 +904,15 @@ def _default_policies() -> list[str]:
 
 def _simulate(options: argparse.Namespace) -> None:
     files = _input_files(options)
-    chosen = [read_policy(text) for text in options.policy or _default_policies()]
+    named = options.policy or _default_policies()
+    chosen = [read_policy(text) for text in named if text != OPTIMUM]
+    if not chosen:
+        raise JoinweirError(
+            f"--policy {OPTIMUM} is there to compare with: name another one too, or use "
+            "joinweir optimum"
+        )
+    if OPTIMUM in named and (options.lateness is not None or options.max_rows is None):
+        raise JoinweirError(f"--policy {OPTIMUM} goes with --max-rows, and without --lateness")
     chosen = list(dict.fromkeys(chosen))
     bounded = any(definition(p.name).bounded for p in chosen)
     if options.max_rows is None and options.memory is None and bounded:
@@ -853,12 +954,16 @@ def _simulate(options: argparse.Namespace) -> None:
     if not found:
         raise JoinweirError(next(iter(skipped.values())))
     found.sort(key=lambda pair: -pair[0].n_out)
+    best = None
+    if OPTIMUM in named:
+        about = ("on", "time", "within", "max_rows", "memory", "allocation", "order", "closed")
+        best = _solved(tables, {name: arguments[name] for name in about})
     if options.output:
         _write_pairs(found[0][0], options.output)
     if options.json:
-        _print_json(_comparison(found, files, options, skipped))
+        _print_json(_comparison(found, files, options, skipped, best))
     else:
-        _show_comparison(found, files, options, skipped)
+        _show_comparison(found, files, options, skipped, best)
 
 
 def _input_files(options: argparse.Namespace) -> list[str]:
@@ -929,8 +1034,14 @@ def _write_pairs(result: JoinResult, file: str) -> None:
     pq.write_table(pa.table(dict(zip(names, result.pairs))), file)
 
 
-def _comparison(found, files, options, skipped) -> dict[str, Any]:
+def _share(result: JoinResult, best: optimum.Optimum) -> float:
+    """Of the most that is possible: if the optimum is not known exactly, of its upper bound."""
+    return result.n_out / best.upper_bound if best.upper_bound else 1.0
+
+
+def _comparison(found, files, options, skipped, best=None) -> dict[str, Any]:
     first = found[0][0]
+    more = {} if best is None else {"optimum": best.to_dict()}
     return {
         "files": list(files),
         "within": options.within,
@@ -939,13 +1050,19 @@ def _comparison(found, files, options, skipped) -> dict[str, Any]:
         "n_exact": first.n_exact,
         "n_exact_error": first.n_exact_error,
         "n_in": list(first.n_in),
-        "policies": [result.to_dict() | {"seconds": seconds} for result, seconds in found],
+        "policies": [
+            result.to_dict()
+            | {"seconds": seconds}
+            | ({} if best is None else {"share_of_optimum": _share(result, best)})
+            for result, seconds in found
+        ],
+        **more,
         "skipped": skipped,
         "output": options.output,
     }
 
 
-def _show_comparison(found, files, options, skipped) -> None:
+def _show_comparison(found, files, options, skipped, best=None) -> None:
     first = found[0][0]
     streams_read = " and ".join(f"{n:,} rows of {f}" for n, f in zip(first.n_in, files))
     print(f"{streams_read}, within {options.within}")
@@ -964,8 +1081,13 @@ def _show_comparison(found, files, options, skipped) -> None:
         rows = options.max_rows if isinstance(options.max_rows, tuple) else (options.max_rows,)
         print(f"Memory: {_numbers(rows)} rows")
     columns = ("policy", "results", "recall", "shed", "not admitted", "held", "seconds")
+    if best is not None:
+        columns = (*columns, "of optimum")
     table = _table(*columns, left=("policy",))
     table.columns[0].no_wrap = True
+    if best is not None:
+        whole = _percent(best.recall), "", "", "", f"{best.seconds:.2f}", _percent(1.0)
+        table.add_row(OPTIMUM, f"{best.n_out:,}", *whole)
     for result, seconds in found:
         table.add_row(
             str(result.policy),
@@ -975,12 +1097,80 @@ def _show_comparison(found, files, options, skipped) -> None:
             f"{sum(result.n_refused):,}",
             f"{sum(result.rows_held):,}",
             f"{seconds:.2f}",
+            *([] if best is None else [_percent(_share(result, best))]),
         )
     _console().print(table)
+    if best is not None and best.gap:
+        print(f"The optimum is between {best.value:,} and {best.upper_bound:,} results")
     for name, reason in skipped.items():
         print(f"left out {name}: {reason}")
     if options.output:
         print(f"{options.output}: {first.n_out:,} results")
+
+
+# --- optimum -----------------------------------------------------------------------------------
+def _solved(tables: list[pa.Table], arguments: dict[str, Any]) -> optimum.Optimum:
+    if len(tables) != 2:
+        raise JoinweirError(f"the optimum is for two streams, not {len(tables)}")
+    with _Steps(1.0) as steps:
+        return jw.optimum.solve(
+            *tables, **arguments, progress=lambda share, what: steps.at(share, f"optimum, {what}")
+        )
+
+
+def _optimum(options: argparse.Namespace) -> None:
+    files = _input_files(options)
+    if options.output:
+        _check_output(options.output)
+    on = [_names(name, "--on") for part in options.on for name in part.split(",")]
+    time = _names(options.time, "--time")
+    importance = None if options.importance is None else _names(options.importance, "--importance")
+    needed = on if importance is None else [*on, importance]
+    tables = _read_streams(files, needed, time, whole=False)
+    objective = options.objective or ("count" if importance is None else "importance")
+    arguments = {
+        "on": on,
+        "time": time,
+        "within": _window(options.within),
+        "max_rows": options.max_rows,
+        "allocation": options.allocation,
+        "order": options.order,
+        "closed": options.closed,
+        "objective": objective,
+        "importance": importance,
+        "combine": options.combine,
+        "method": options.method,
+        "solver": options.solver,
+    }
+    if options.piece_gaps is not None:
+        arguments["piece_gaps"] = options.piece_gaps
+    best = _solved(tables, arguments)
+    memory_mb = bench.peak_memory_mb()
+    if options.output:
+        pq.write_table(pa.table(best.retained._asdict()), options.output)
+    if options.json:
+        more = {"files": list(files), "memory_mb": memory_mb, "output": options.output}
+        _print_json(best.to_dict() | more)
+        return
+    streams_read = " and ".join(f"{n:,} rows of {f}" for n, f in zip(best.n_in, files))
+    print(f"{streams_read}, within {options.within}")
+    if any(best.n_null):
+        print(f"{_numbers(best.n_null)} rows have a null key")
+    worth = "" if best.importance is None else f", importance {best.exact_importance:,.6g}"
+    print(f"Exact join: {best.n_exact:,} results{worth}")
+    if best.slots is not None:
+        print(f"Memory: {_numbers(best.slots)} rows")
+    worth = "" if best.importance is None else f", importance {best.importance:,.6g}"
+    share = f"{_percent(best.recall)} of the exact join"
+    print(f"Optimum: {best.n_out:,} results{worth} ({share}), {best.retained.row.size:,} rows held")
+    if best.gap:
+        print(f"No policy gets more than {best.upper_bound:,.6g}: {best.gap:.2%} above this")
+    print(
+        f"{', '.join(dict.fromkeys(best.solver))}: {best.seconds:.2f} s, {memory_mb:,.0f} MB; "
+        f"{best.n_options:,} choices for {best.n_rows:,} rows in {best.n_gaps:,} gaps"
+    )
+    if options.output:
+        print(f"{options.output}: {best.retained.row.size:,} rows to hold")
 
 
 # --- run ---------------------------------------------------------------------------------------
@@ -1085,6 +1275,38 @@ def _bench_recall(options: argparse.Namespace) -> None:
             print(f"Memory for {share:.0%} of the window:\n", *lines, "", sep="\n")
         else:
             _console().print(f"memory for {share:.0%} of the window", table)
+
+
+def _bench_optimum(options: argparse.Namespace) -> None:
+    cases = bench.optimum_cases(options.quick)
+    if options.case:
+        skew = options.skew if isinstance(options.skew, tuple) else (options.skew, options.skew)
+        for case in options.case:
+            if not isinstance(case, tuple) or len(case) != 4 or len(skew) != 2:
+                raise JoinweirError("--case takes four numbers N,W,SLOTS,DOMAIN, and --skew two")
+        cases = [bench.OptimumCase(*case, skew) for case in options.case]
+    machine = bench.machine()
+    with _Steps(1.0) as steps:
+        found = bench.measure_optimum(
+            cases, options.way or bench.WAYS, progress=lambda text, share: steps.at(share, text)
+        )
+    if options.json:
+        _print_json({"machine": machine, "cases": found})
+        return
+    columns = ("N", "w", "M/2", "keys", "skew", "way", "seconds", "MB", "importance", "gap")
+    table = _table(*columns, left=("way",))
+    for case in found:
+        about = [f"{case[name]:,}" for name in ("n", "window", "slots", "domain")]
+        about += [", ".join(f"{z:g}" for z in case["skew"]), case["way"]]
+        if "refused" in case:
+            table.add_row(*about, "-", "-", "-", "-")
+            continue
+        figures = f"{case['seconds']:.2f}", f"{case['memory_mb']:.0f}", f"{case['value']:,.0f}"
+        table.add_row(*about, *figures, f"{case['gap']:.2%}")
+    _console().print(table)
+    for reason in dict.fromkeys(case["refused"] for case in found if "refused" in case):
+        print(f"- {reason}")
+    _show_load(machine)
 
 
 def _show_timings(

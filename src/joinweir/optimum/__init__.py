@@ -18,6 +18,18 @@ the problem, the solvers, and what they cost.
 
 from __future__ import annotations
 
+from .flow import SOLVERS
 from .solving import METHODS, Exact, Optimum, Retained, exact, solve
+from .weights import COMBINE, OBJECTIVES
 
-__all__ = ["METHODS", "Exact", "Optimum", "Retained", "exact", "solve"]
+__all__ = [
+    "COMBINE",
+    "METHODS",
+    "OBJECTIVES",
+    "SOLVERS",
+    "Exact",
+    "Optimum",
+    "Retained",
+    "exact",
+    "solve",
+]

@@ -26,6 +26,7 @@ from .heap import ABSENT, remove, sift_down, sift_up
 ROUNDS = 1000
 _PATIENCE = 20  # rounds without a better bound, after which steps get shorter
 _SHORTEST = 1e-4
+_TRY_EVERY = 10  # rounds, a way to use memory
 _ROUNDING = 1e-10  # relative, of sums of floats: added to every bound
 
 
@@ -170,6 +171,10 @@ def _even_price(graph: Graph) -> np.ndarray:
     return np.full(graph.n_gaps, high)
 
 
+def _better(one: tuple[np.ndarray, int], other: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
+    return max(one, other, key=lambda found: found[1])
+
+
 def find_bounds(
     graph: Graph, *, price: np.ndarray | None = None, rounds: int = ROUNDS, progress=None
 ) -> Bounds:
@@ -187,10 +192,8 @@ def find_bounds(
         if total < upper:
             stale = stale if total > upper * (1 - 1e-5) else 0
             best_price, upper = price, total
-            if done % 16 == 1:
-                held_in, value = max(
-                    (held_in, value), feasible(graph, price), key=lambda found: found[1]
-                )
+        if done % _TRY_EVERY == 0:  # the best prices leave ties, others near them break them
+            held_in, value = _better((held_in, value), feasible(graph, price))
         if _above(upper) <= value:
             break
         stale += 1
@@ -207,7 +210,5 @@ def find_bounds(
         price = np.maximum(0.0, price + step * (total - value) / length * direction)
         if progress:
             progress(done / rounds)
-    held_in, value = max(
-        (held_in, value), feasible(graph, best_price), key=lambda found: found[1]
-    )
+    held_in, value = _better((held_in, value), feasible(graph, best_price))
     return Bounds(held_in, value, max(_above(upper), value), best_price, done)

@@ -17,6 +17,7 @@ are. It needs a node more for each row with several options.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +31,10 @@ SOLVERS = ("paths", "ortools")
 FAR = np.int64(2**62)
 CHAIN = -1  # an arc of a path that is no row's
 
-# Seconds of each solver by size, fitted to `joinweir bench optimum` (docs/optimum.md).
-_PATH_SECONDS_PER_OPTION, _PATH_SECONDS_PER_GAP = 4e-9, 1.5e-7
+# Seconds by size, roughly, fitted to the table in docs/optimum.md: a path looks at every option and
+# every gap, cost scaling visits nodes and arcs some hundred times each.
+_PATH_OPTION, _PATH_GAP = 8e-9, 1.7e-7
+_SCALING_OPTION, _SCALING_NODE = 4e-6, 6e-5
 
 
 class Solution(NamedTuple):
@@ -43,10 +46,14 @@ class Solution(NamedTuple):
     solver: str
 
 
-def path_seconds(graph: Graph) -> float:
-    """What the path solver takes at most, roughly."""
-    per_path = graph.n_options * _PATH_SECONDS_PER_OPTION + graph.n_gaps * _PATH_SECONDS_PER_GAP
-    return graph.slots * per_path
+def choose_solver(graph: Graph) -> tuple[str, float]:
+    """The solver that should be faster on this graph, and its seconds, roughly."""
+    paths = graph.slots * (graph.n_options * _PATH_OPTION + graph.n_gaps * _PATH_GAP)
+    nodes = graph.n_gaps + graph.row.size
+    scaling = graph.n_options * _SCALING_OPTION + nodes * _SCALING_NODE
+    if paths <= scaling or importlib.util.find_spec("ortools") is None:
+        return "paths", paths
+    return "ortools", scaling
 
 
 def solve_flow(graph: Graph, solver: str, progress=None) -> Solution:

@@ -192,7 +192,7 @@ class _Programme:
         self.words = words
         self.room = 1024
         self.old, self.new = _layer(self.room, words), _layer(self.room, words)
-        self.n, self.largest = 1, 1
+        self.n = 1
         self.trail: list[tuple[np.ndarray, np.ndarray]] | None = [] if trail else None
 
     def step(self, make, *how) -> None:
@@ -210,7 +210,6 @@ class _Programme:
                 mine[: self.n] = theirs[: self.n]
             self.new = _layer(self.room, self.words)
         self.old, self.new, self.n = self.new, self.old, n
-        self.largest = max(self.largest, n)
         if self.trail is not None:
             self.trail.append((self.old.parent[:n].copy(), self.old.dropped[:n].copy()))
 
@@ -220,8 +219,8 @@ def solve_odja(
 ):
     """The optimum of a pool.
 
-    Returns its weight, the last gap in which each of the pool's rows is held (-1: in none; None
-    without the `trail`), and the largest number of sets in a layer.
+    Returns its weight, and the last gap in which each of the pool's rows is held (-1: in none), or
+    None without the `trail`.
     """
     n_gains = np.zeros(pool.n_gaps + 1, np.int64)
     ranges = (matches.first, matches.stop, matches.partner, pool.gap)
@@ -253,13 +252,13 @@ def solve_odja(
     best = int(np.argmax(programme.old.value[: programme.n]))
     value = int(programme.old.value[best])
     if not trail:
-        return value, None, programme.largest
+        return value, None
     held_in = pool.last.copy()
     for (gap, row), (parent, dropped) in zip(reversed(moments), reversed(programme.trail)):
         if row >= 0 and dropped[best] >= 0:
             held_in[dropped[best]] = -1 if dropped[best] == row else gap - 1
         best = int(parent[best])
-    return value, held_in, programme.largest
+    return value, held_in
 
 
 def _oldest_alive(pool: Pool) -> np.ndarray:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import JoinweirError, unknown
-from .flow import SOLVERS, solve_flow
-from .graph import build, matches_until
+from .bound import find_bounds
+from .flow import SOLVERS, choose_solver, solve_flow
+from .graph import Graph, build, matches_until
 from .odja import solve_odja
+from .pieces import GAPS, Runner, bounds_from_pieces
 from .problem import Arrivals, Join, Matches, Pool, find_matches, pools, read, slots_per_pool
 from .weights import OBJECTIVES, Weights, add_up, combine_code, exact_importance, make_weights
 
-METHODS = ("auto", "flow", "odja")
+METHODS = ("auto", "flow", "odja", "bound", "pieces")
+LONGEST = 600.0  # seconds that a flow may take, by a rough estimate, before `auto` takes the bound
 
 
 class Retained(NamedTuple):
@@ -70,13 +74,13 @@ class Optimum:
     """
 
     value: int | float
-    n_out: int
+    n_out: int | None
     importance: float | None
     upper_bound: int | float
     gap: float
     n_exact: int
     exact_importance: float | None
-    retained: Retained = field(repr=False)
+    retained: Retained | None = field(repr=False)
     solver: tuple[str, ...]
     seconds: float
     objective: str
@@ -106,7 +110,7 @@ class Optimum:
             "slots": None if self.slots is None else list(self.slots),
             "n_in": list(self.n_in),
             "n_null": list(self.n_null),
-            "n_retained": int(self.retained.row.size),
+            "n_retained": None if self.retained is None else int(self.retained.row.size),
         }
 
 
@@ -154,6 +158,9 @@ def solve(
     solver: str | None = None,
     order: str = "probe_first",
     closed: str = "left",
+    piece_gaps: int = GAPS,
+    run_pieces: Runner = map,
+    retained: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> Optimum:
     """The most that a join of two streams can give within a memory, knowing all that will come.
@@ -172,9 +179,19 @@ def solve(
     combine
         Importance of a result: ``min``, ``sum``, ``product``, ``max`` or ``mean`` of its rows'.
     method
-        ``flow``, ``odja`` (few slots only), or ``auto``.
+        ``flow``: exact. ``odja``: exact, for few slots only. ``bound``: a feasible answer and an
+        upper bound, whose distance is the answer's `gap`; time does not grow with memory.
+        ``pieces``: likewise, from pieces of the stream that are solved apart. ``auto``: the flow,
+        unless it would take more than some ten minutes; then the bound.
     solver
         For the flow: ``paths`` or ``ortools``; default by size.
+    piece_gaps, run_pieces
+        For ``pieces``: their length in gaps that are left to decide, and what runs them: ``map``
+        or ``joinweir.spark.run_pieces(spark)``.
+    retained
+        Whether to find the rows to hold. Without them ``odja`` needs memory for two instants only,
+        however long the streams are, but then `n_out` and `importance` other than the `value` are
+        unknown (None). The other methods always know them.
     progress
         Is called with a share done and what is being done.
 
@@ -216,10 +233,18 @@ def solve(
     weights = make_weights(objective, code, arrivals, matches)
     each = np.bincount(arrivals.side, minlength=2)
     slots = slots_per_pool(max_rows, allocation, each.tolist())
-    found = [
-        _solve_pool(pool, matches, weights, method, solver, progress)
-        for pool in pools(arrivals, slots or [max(1, int(n)) for n in each])
-    ]
+    if isinstance(piece_gaps, bool) or not isinstance(piece_gaps, Integral) or piece_gaps < 1:
+        raise JoinweirError(f"piece_gaps must be a whole number >= 1, not {piece_gaps!r}")
+    way = _Way(method, solver, int(piece_gaps), run_pieces, retained)
+    of = pools(arrivals, slots or [max(1, int(n)) for n in each])
+    found = []
+    for x, pool in enumerate(of):
+
+        def report(share: float, x: int = x) -> None:
+            if progress:
+                progress((x + share) / len(of), f"pool {x + 1} of {len(of)}")
+
+        found.append(_solve_pool(pool, matches, weights, way, report))
     return _answer(
         arrivals,
         matches,
@@ -237,28 +262,54 @@ class _Solved(NamedTuple):
     """A pool's answer."""
 
     pool: Pool
-    until: np.ndarray  # of each row: behind its last match in Matches.partner
+    until: np.ndarray | None  # of each row: behind its last match in Matches.partner
     upper: int  # weight that no policy exceeds
     solver: str
     size: tuple[int, int, int]  # rows, gaps and options that were left to solve
 
 
-def _solve_pool(
-    pool: Pool, matches: Matches, weights: Weights, method: str, solver: str | None, progress
-) -> _Solved:
-    def report(share: float) -> None:
-        if progress:
-            progress(share, solver or method)
+class _Way(NamedTuple):
+    """How pools are to be solved."""
 
-    if method == "odja":
-        value, held_in, _ = solve_odja(pool, matches, weights, progress=report)
-        until = _paid_until(pool, matches, held_in)
+    method: str
+    solver: str | None
+    piece_gaps: int
+    run_pieces: Runner
+    retained: bool
+
+
+def _solve_pool(
+    pool: Pool, matches: Matches, weights: Weights, way: _Way, report: Callable[[float], None]
+) -> _Solved:
+    if way.method == "odja":
+        value, held_in = solve_odja(pool, matches, weights, trail=way.retained, progress=report)
+        until = None if held_in is None else _paid_until(pool, matches, held_in)
         return _Solved(pool, until, value, "odja", (pool.rows.size, pool.n_gaps, 0))
     graph = build(pool, matches, weights)
+    held_in, upper, solver = _solve_graph(graph, way, report)
+    until = matches_until(graph, pool, matches, held_in)
     size = (graph.row.size, graph.n_gaps, graph.n_options)
-    solution = solve_flow(graph, solver or "paths", report)
-    until = matches_until(graph, pool, matches, solution.held_in)
-    return _Solved(pool, until, graph.free + solution.value, solution.solver, size)
+    return _Solved(pool, until, graph.free + upper, solver, size)
+
+
+def _solve_graph(
+    graph: Graph, way: _Way, report: Callable[[float], None]
+) -> tuple[np.ndarray, int, str]:
+    """Until when rows are held, the weight that nobody exceeds, and who found it."""
+    solver, seconds = choose_solver(graph)
+    if way.solver:
+        solver, seconds = way.solver, 0.0
+    method = way.method
+    if method == "auto":
+        method = "flow" if seconds <= LONGEST else "bound"
+    if method == "flow":
+        solution = solve_flow(graph, solver, report)
+        return solution.held_in, solution.value, solution.solver
+    if method == "bound":
+        bounds = find_bounds(graph, progress=report)
+    else:
+        bounds = bounds_from_pieces(graph, gaps=way.piece_gaps, run=way.run_pieces, progress=report)
+    return bounds.held_in, bounds.upper, method
 
 
 def _paid_until(pool: Pool, matches: Matches, held_in: np.ndarray) -> np.ndarray:
@@ -273,36 +324,26 @@ def _paid_until(pool: Pool, matches: Matches, held_in: np.ndarray) -> np.ndarray
 def _answer(
     arrivals: Arrivals, matches: Matches, weights: Weights, code: int, found: list[_Solved], **how
 ) -> Optimum:
-    rows = np.concatenate([part.pool.rows for part in found])
-    until = np.concatenate([part.until for part in found])
-    first = matches.first[rows]
-    kept = np.flatnonzero(until > first)
-    kept = kept[np.lexsort((arrivals.row[rows[kept]], arrivals.side[rows[kept]]))]
-    rows, first, until = rows[kept], first[kept], until[kept]
-    retained = Retained(
-        stream=arrivals.side[rows].astype(np.int64),
-        row=arrivals.row[rows],
-        since=arrivals.ts[rows],
-        until=arrivals.ts[matches.partner[until - 1]],
-        n_out=until - first,
-    )
-    n_out = int((until - first).sum()) + matches.n_inside
+    counting = how["objective"] == "count"
+    held_importance, inside = exact_importance(arrivals, matches, code)
+    exact_total = held_importance + inside if how["weighed"] else None
     n_exact = matches.n_held + matches.n_inside
-    earned = exact_total = None
-    inside = 0.0
-    if how["weighed"]:
-        held, inside = exact_importance(arrivals, matches, code)
-        exact_total = held + inside
-        earned = inside + add_up(arrivals.importance, code, rows, first, until, matches.partner)
-    value: int | float = n_out
-    upper: int | float = n_exact
-    weight = sum(part.upper for part in found)
-    if how["objective"] == "importance":
-        value = earned
-        upper = min(exact_total, weight // weights.unit / weights.scale + inside + weights.rounding)
-        upper = max(upper, value)
+    most = sum(part.upper for part in found) // weights.unit
+    value = most + matches.n_inside if counting else most / weights.scale + inside
+    upper = min(n_exact, value) if counting else min(exact_total, value + weights.rounding)
+    retained, n_out, earned = None, None, None
+    if found[0].until is not None:
+        retained, held, first, until = _retained(arrivals, matches, found)
+        n_out = int((until - first).sum()) + matches.n_inside
+        if how["weighed"]:
+            paid = add_up(arrivals.importance, code, held, first, until, matches.partner)
+            earned = inside + paid
+        value = n_out if counting else earned
+    elif counting:
+        n_out = value
     else:
-        upper = min(n_exact, weight // weights.unit + matches.n_inside)
+        earned = value
+    upper = max(upper, value)
     sizes = np.array([part.size for part in found]).sum(axis=0)
     return Optimum(
         value=value,
@@ -325,3 +366,23 @@ def _answer(
         n_in=arrivals.n_in,
         n_null=arrivals.n_null,
     )
+
+
+def _retained(
+    arrivals: Arrivals, matches: Matches, found: list[_Solved]
+) -> tuple[Retained, np.ndarray, np.ndarray, np.ndarray]:
+    """The rows that are held, as told to the user, and as arrivals with their ranges of matches."""
+    rows = np.concatenate([part.pool.rows for part in found])
+    until = np.concatenate([part.until for part in found])
+    kept = np.flatnonzero(until > matches.first[rows])
+    kept = kept[np.lexsort((arrivals.row[rows[kept]], arrivals.side[rows[kept]]))]
+    rows, until = rows[kept], until[kept]
+    first = matches.first[rows]
+    told = Retained(
+        stream=arrivals.side[rows].astype(np.int64),
+        row=arrivals.row[rows],
+        since=arrivals.ts[rows],
+        until=arrivals.ts[matches.partner[until - 1]],
+        n_out=until - first,
+    )
+    return told, rows, first, until
