@@ -101,7 +101,8 @@ def test_version_is_the_packages(run) -> None:
 def test_help_of_every_command_ends_well(run) -> None:
     for command in (
         *(["demo"], ["policies"], ["simulate"], ["generate"], ["bench"], ["bench", "engine"]),
-        *(["bench", "recall"], ["bench", "spark"], ["bench", "soak"]),
+        *(["bench", "recall"], ["bench", "spark"], ["bench", "soak"], ["bench", "optimum"]),
+        ["optimum"],
         *(["generate", kind] for kind in streams.GENERATORS),
     ):
         code, out, err = run(*command, "--help")

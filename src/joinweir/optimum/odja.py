@@ -17,6 +17,7 @@ A set is a bit per row alive: row x of the pool is bit x modulo the width.
 
 from __future__ import annotations
 
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..errors import JoinweirError
 from .problem import Matches, Pool
 from .weights import Weights, weight_of
 
-MAX_STATES = 20_000_000  # in one layer; some 100 bytes each
+MAX_STATES = 5_000_000  # in one layer; some 100 bytes each
 EMPTY = -1
 
 
@@ -200,10 +201,7 @@ class _Programme:
         while (n := make(self.old, self.n, self.new, *how, self.room)) < 0:
             self.room *= 4
             if self.room > MAX_STATES:
-                raise JoinweirError(
-                    f"odja has more than {MAX_STATES:,} sets of rows to keep apart; "
-                    "use method='flow'"
-                )
+                raise _too_many()
             old = self.old
             self.old = _layer(self.room, self.words)
             for mine, theirs in zip(self.old[:5], old[:5]):
@@ -212,6 +210,12 @@ class _Programme:
         self.old, self.new, self.n = self.new, self.old, n
         if self.trail is not None:
             self.trail.append((self.old.parent[:n].copy(), self.old.dropped[:n].copy()))
+
+
+def _too_many() -> JoinweirError:
+    return JoinweirError(
+        f"odja has more than {MAX_STATES:,} sets of rows to keep apart; use method='flow'"
+    )
 
 
 def solve_odja(
@@ -235,6 +239,8 @@ def solve_odja(
     deaths = np.searchsorted(pool.last[by_death], np.arange(pool.n_gaps + 1))
     oldest = _oldest_alive(pool)
     widest = int((opens[1:] - oldest).max(initial=1))
+    if pool.slots < widest and comb(widest - 1, pool.slots) > MAX_STATES:
+        raise _too_many()  # in a time that is short of what they would take
     programme = _Programme(-(-(widest + 1) // 64), trail)
     moments = []  # (gap, row that came or -1) of each layer, for the trail
     for gap in range(pool.n_gaps):

@@ -2,6 +2,7 @@
 
 try:
     from .loss import LossListener, LossReport, SideLoss, loss_report
+    from .pieces import run_pieces
     from .source import check_source_options, register_source
     from .window_join import window_join
 except ModuleNotFoundError as error:
@@ -19,5 +20,6 @@ __all__ = [
     "check_source_options",
     "loss_report",
     "register_source",
+    "run_pieces",
     "window_join",
 ]
