@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -550,3 +552,11 @@ def test_auto_takes_the_bound_where_the_flow_would_take_too_long(monkeypatch):
     found = optimum.solve(left, right, **join)
     assert found.solver == ("bound", "bound")
     assert 0 <= found.gap < 0.05
+
+
+# --- the page ------------------------------------------------------------------------------------
+def test_the_example_of_the_page_prints_what_the_page_shows(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "optimum.md").read_text()
+    example, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(compile(example, "optimum.md", "exec"), {})
+    assert capsys.readouterr().out == shown

@@ -51,7 +51,8 @@ def choose_solver(graph: Graph) -> tuple[str, float]:
     paths = graph.slots * (graph.n_options * _PATH_OPTION + graph.n_gaps * _PATH_GAP)
     nodes = graph.n_gaps + graph.row.size
     scaling = graph.n_options * _SCALING_OPTION + nodes * _SCALING_NODE
-    if paths <= scaling or importlib.util.find_spec("ortools") is None:
+    installed = importlib.util.find_spec("ortools") is not None
+    if paths <= scaling or not installed or not _costs_fit(graph.value, nodes):
         return "paths", paths
     return "ortools", scaling
 
@@ -267,6 +268,11 @@ def import_ortools():
     return min_cost_flow
 
 
+def _costs_fit(value: np.ndarray, nodes: int) -> bool:
+    """Cost scaling multiplies costs by the number of nodes, and adds some of them up."""
+    return float(value.max(initial=0)) * (nodes + 1) * 4 < 2.0**62
+
+
 def _with_ortools(graph: Graph, progress) -> Solution:
     min_cost_flow = import_ortools()
     held_in, value = np.full(graph.row.size, -1, np.int64), 0
@@ -288,7 +294,7 @@ def _with_ortools(graph: Graph, progress) -> Solution:
         cost = np.zeros(tails.size, np.int64)
         cost[-worth.size :] = -worth
         nodes = int(tails.max(initial=gaps)) + 1
-        if float(worth.max()) * (nodes + 1) * 4 > 2.0**62:
+        if not _costs_fit(worth, nodes):
             raise JoinweirError(
                 "the importances are too large for OR-tools on so long a stream; use "
                 "solver='paths', or divide them all by a power of ten"

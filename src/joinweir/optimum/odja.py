@@ -17,7 +17,7 @@ A set is a bit per row alive: row x of the pool is bit x modulo the width.
 
 from __future__ import annotations
 
-from math import comb
+from math import lgamma, log
 from typing import NamedTuple
 
 import numpy as np
@@ -212,6 +212,13 @@ class _Programme:
             self.trail.append((self.old.parent[:n].copy(), self.old.dropped[:n].copy()))
 
 
+def _log_sets(rows: int, slots: int) -> float:
+    """Logarithm of (rows choose slots)."""
+    if slots >= rows:
+        return 0.0
+    return lgamma(rows + 1) - lgamma(slots + 1) - lgamma(rows - slots + 1)
+
+
 def _too_many() -> JoinweirError:
     return JoinweirError(
         f"odja has more than {MAX_STATES:,} sets of rows to keep apart; use method='flow'"
@@ -233,14 +240,13 @@ def solve_odja(
     gain = np.empty(int(n_gains.sum()), np.int64)
     gainer = np.empty(gain.size, np.int64)
     _gains_by_gap(pool.rows, *ranges, weights, begin[:-1].copy(), gain, gainer)
-    # Lives are ordered by stream, not in a unified pool: the oldest row alive in each gap.
     opens = np.searchsorted(pool.first, np.arange(pool.n_gaps + 1))
     by_death = np.argsort(pool.last, kind="stable")
     deaths = np.searchsorted(pool.last[by_death], np.arange(pool.n_gaps + 1))
     oldest = _oldest_alive(pool)
     widest = int((opens[1:] - oldest).max(initial=1))
-    if pool.slots < widest and comb(widest - 1, pool.slots) > MAX_STATES:
-        raise _too_many()  # in a time that is short of what they would take
+    if _log_sets(widest - 1, pool.slots) > log(MAX_STATES):
+        raise _too_many()  # before it takes the time to find so many
     programme = _Programme(-(-(widest + 1) // 64), trail)
     moments = []  # (gap, row that came or -1) of each layer, for the trail
     for gap in range(pool.n_gaps):

@@ -99,6 +99,15 @@ class Optimum:
         of = self.n_exact if self.objective == "count" else self.exact_importance
         return self.value / of if of else 1.0
 
+    def __repr__(self) -> str:
+        worth = "" if self.importance is None else f", importance {self.importance:,.6g}"
+        results = "" if self.n_out is None else f"{self.n_out:,} results"
+        found = (results + worth).removeprefix(", ")
+        sure = f"; at most {self.upper_bound:,.6g} ({self.gap:.2%} more)" if self.gap else ""
+        by = ", ".join(dict.fromkeys(self.solver))
+        exact = f"{self.recall:.1%} of the exact join's {self.objective}"
+        return f"<optimum by {by}: {found}, {exact}{sure}>"
+
     def to_dict(self) -> dict[str, Any]:
         """As plain numbers, for JSON."""
         names = ("value", "n_out", "importance", "upper_bound", "gap", "n_exact")
