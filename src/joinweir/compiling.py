@@ -24,21 +24,24 @@ _SOURCES = (
     "compiling.py",
     "policies/lba.py",  # part of it is compiled into elba
 )
+# Files of the optimum whose kernels become part of other files' compiled code.
+_OPTIMUM = ("optimum/weights.py", "optimum/heap.py")
 
 
-def source_digest() -> int:
+def source_digest(names: tuple[str, ...] = _SOURCES) -> int:
     """A number that changes with every edit of the engine."""
     folder = Path(__file__).parent
-    text = b"".join((folder / name).read_bytes() for name in _SOURCES if (folder / name).exists())
+    text = b"".join((folder / name).read_bytes() for name in names if (folder / name).exists())
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
 
 
-DIGEST = source_digest()
+DIGEST = source_digest()  # goes into saved states, so only the engine counts
+_CACHE = f"numba-{source_digest(_SOURCES + _OPTIMUM):014x}"
 
 
 def _cache_directory() -> str:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = os.path.join(home, "joinweir", f"numba-{DIGEST:014x}")
+    path = os.path.join(home, "joinweir", _CACHE)
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         if os.stat(path).st_uid == os.getuid() and os.access(path, os.W_OK):
