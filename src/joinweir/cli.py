@@ -1293,16 +1293,28 @@ def _bench_optimum(options: argparse.Namespace) -> None:
     if options.json:
         _print_json({"machine": machine, "cases": found})
         return
-    columns = ("N", "w", "M/2", "keys", "skew", "way", "seconds", "MB", "importance", "gap")
+    columns = (
+        "N",
+        "w",
+        "M/2",
+        "keys",
+        "skew",
+        "way",
+        "seconds",
+        "CPU s",
+        "MB",
+        "importance",
+        "gap",
+    )
     table = _table(*columns, left=("way",))
     for case in found:
         about = [f"{case[name]:,}" for name in ("n", "window", "slots", "domain")]
         about += [", ".join(f"{z:g}" for z in case["skew"]), case["way"]]
         if "refused" in case:
-            table.add_row(*about, "-", "-", "-", "-")
+            table.add_row(*about, *"-----")
             continue
-        figures = f"{case['seconds']:.2f}", f"{case['memory_mb']:.0f}", f"{case['value']:,.0f}"
-        table.add_row(*about, *figures, f"{case['gap']:.2%}")
+        took = f"{case['seconds']:.2f}", f"{case['cpu_seconds']:.2f}", f"{case['memory_mb']:.0f}"
+        table.add_row(*about, *took, f"{case['value']:,.0f}", f"{case['gap']:.2%}")
     _console().print(table)
     for reason in dict.fromkeys(case["refused"] for case in found if "refused" in case):
         print(f"- {reason}")

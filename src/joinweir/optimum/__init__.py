@@ -8,7 +8,7 @@ limit.
 >>> right = {"k": [1, 1, 2, 3], "ts": [1, 2, 3, 9]}
 >>> best = solve(left, right, on="k", time="ts", within=5, max_rows=2)
 >>> best.n_out, best.n_exact
-(4, 5)
+(3, 5)
 >>> best.retained.stream.tolist(), best.retained.row.tolist(), best.retained.n_out.tolist()
 ([0, 1], [0, 0], [2, 1])
 
