@@ -8,20 +8,25 @@ True
 """
 
 from . import counting, locality, metrics, optimum, streams
+from .characterization import Characterization, StreamProfile
 from .checks import check_policy
 from .errors import JoinweirError, StateError
 from .policies import policy, policy_names
+from .profiling import characterize
 from .simulation import JoinResult, landmark, rows, simulate
 from .workload import WorkloadResult, query, simulate_workload
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Characterization",
     "JoinResult",
     "JoinweirError",
     "StateError",
+    "StreamProfile",
     "WorkloadResult",
     "__version__",
+    "characterize",
     "check_policy",
     "counting",
     "landmark",

@@ -360,12 +360,15 @@ class Popularity:
     counts : numpy.ndarray or None
         Rows of each key; None when the probabilities are known rather than counted.
     probabilities : numpy.ndarray
-        float64, falling, with sum 1.
+        float64, falling; with `rest` their sum is 1.
+    rest : float
+        Probability of all keys that are not listed, where only the frequent ones are.
     """
 
     keys: np.ndarray
     counts: np.ndarray | None
     probabilities: np.ndarray
+    rest: float = 0.0
 
     def __post_init__(self) -> None:
         keys = _frozen(self.keys)
@@ -373,8 +376,10 @@ class Popularity:
         p = _frozen(self.probabilities, np.float64)
         if p.ndim != 1 or p.size == 0 or not np.isfinite(p).all() or (p < 0).any():
             raise JoinweirError("probabilities must be a 1-d array of numbers >= 0, not empty")
-        if abs(p.sum() - 1) > 1e-6:
-            raise JoinweirError(f"probabilities must sum to 1, not {p.sum():.9g}")
+        if isinstance(self.rest, bool) or not isinstance(self.rest, Real) or not self.rest >= 0:
+            raise JoinweirError(f"rest must be a number >= 0, not {self.rest!r}")
+        if abs(p.sum() + self.rest - 1) > 1e-6:
+            raise JoinweirError(f"probabilities must sum to 1, not {p.sum() + self.rest:.9g}")
         if keys.shape != p.shape or (counts is not None and counts.shape != p.shape):
             raise JoinweirError("keys, counts and probabilities must be of one length")
         if (np.diff(p) > 0).any():
@@ -407,7 +412,7 @@ class Popularity:
         return cls(labels[order], counts[order], counts[order] / counts.sum())
 
     def zipf(self) -> ZipfFit:
-        """Fit a Zipf law to the ranks.
+        """Fit a Zipf law to the ranks that are listed.
 
         The exponent by least squares weighs each rank alike, so the many rare keys, whose counts
         are mostly noise, decide it; the likelihood weighs each row alike. Both see ranks that
@@ -438,6 +443,104 @@ class Popularity:
         law = np.cumsum(np.exp(-high * x))
         ks = float(np.abs(np.cumsum(p) - law / law[-1]).max())
         return ZipfFit(float(-slope), error, float(r_squared), high, ks)
+
+
+_TABLED_RANKS = 1000  # sums over ranks are taken term by term up to here
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+
+
+def _rank_sums(ranks: np.ndarray, exponent: float, power: int) -> np.ndarray:
+    """Σ_{i <= r} i^(-exponent) (ln i)^power for each of the rising whole ranks r >= 0.
+
+    Term by term for small ranks; beyond, by the formula of Euler and Maclaurin, whose error is
+    below 1e-12 of a term at rank 1000. So a law over 10^9 ranks costs no more than one over 10^3.
+    """
+    near = np.arange(1, _TABLED_RANKS + 1, dtype=np.float64)
+    table = np.r_[0.0, np.cumsum(near**-exponent * np.log(near) ** power)]
+    found = table[np.minimum(ranks, _TABLED_RANKS)]
+    far = ranks > _TABLED_RANKS
+    if not far.any():
+        return found
+    x = np.r_[float(_TABLED_RANKS), ranks[far].astype(np.float64)]
+    logs = np.log(x)
+    value = x**-exponent * logs**power
+    slope = (power / logs - exponent) * value / x
+    width = np.diff(logs)
+    at = logs[:-1, None] + width[:, None] * (_NODES + 1) / 2  # ∫ f dx = ∫ f(e^u) e^u du
+    inside = np.exp((1 - exponent) * at) * at**power
+    integral = np.cumsum(width / 2 * (inside @ _WEIGHTS))
+    found[far] += integral + (value[1:] - value[0]) / 2 + (slope[1:] - slope[0]) / 12
+    return found
+
+
+def zipf_of_counts(frequency: np.ndarray, keys: np.ndarray) -> ZipfFit:
+    """Fit a Zipf law to the number of keys of each frequency; `Popularity.zipf` without the keys.
+
+    Its cost depends on how many frequencies differ, at most √(2N) of N rows, not on the number of
+    keys.
+
+    Parameters
+    ----------
+    frequency : array of int
+        Rows of a key, falling, all different, at least 1.
+    keys : array of int
+        How many keys have that many rows.
+
+    Returns
+    -------
+    ZipfFit
+
+    Examples
+    --------
+    >>> fit = zipf_of_counts(np.array([60, 30, 20]), np.array([1, 1, 1]))
+    >>> round(fit.exponent, 6), round(fit.mle, 6), round(fit.ks, 6)
+    (1.0, 1.0, 0.0)
+    """
+    frequency, keys = np.asarray(frequency, np.int64), np.asarray(keys, np.int64)
+    last = np.cumsum(keys)  # rank of the last key of each frequency
+    n_keys, n_rows = int(last[-1]), float((frequency * keys).sum())
+    if n_keys == 1:
+        return ZipfFit(math.nan, math.nan, math.nan, math.nan, 0.0)
+    y = np.log(frequency / n_rows)
+    logs = np.diff(np.r_[0.0, _rank_sums(last, 0.0, 1)])  # Σ ln r over each frequency's ranks
+    mean_x, mean_y = logs.sum() / n_keys, float(y @ keys) / n_keys
+    xx = float(_rank_sums(last[-1:], 0.0, 2)[0]) - n_keys * mean_x**2
+    xy = float((y - mean_y) @ (logs - keys * mean_x))
+    yy = float((y - mean_y) ** 2 @ keys)
+    slope = xy / xx
+    residual = max(0.0, yy - slope * xy)
+    error = math.sqrt(residual / (n_keys - 2) / xx) if n_keys > 2 else math.nan
+    r_squared = 1.0 - residual / yy if yy > 0 else 1.0
+    target, low, high = float(frequency @ logs) / n_rows, 0.0, _LARGEST_EXPONENT
+    while high - low > 1e-12 * max(1.0, high):
+        middle = (low + high) / 2
+        mean = _rank_sums(last[-1:], middle, 1)[0] / _rank_sums(last[-1:], middle, 0)[0]
+        low, high = (middle, high) if mean > target else (low, middle)
+    total = _rank_sums(last[-1:], high, 0)[0]
+    # Within one frequency the ranks' share rises in a line and the law's in a concave curve: they
+    # are farthest apart at an end or where their slopes agree.
+    first = last - keys + 1
+    with np.errstate(divide="ignore", over="ignore"):
+        same = (frequency / n_rows * total) ** (-1 / high) if high > 0 else first * 1.0
+    same = np.clip(np.nan_to_num(same, posinf=n_keys), first, last)
+    ranks = np.unique(np.r_[first, last, np.floor(same), np.ceil(same)].astype(np.int64))
+    place = np.searchsorted(last, ranks)
+    before = np.r_[0, np.cumsum(frequency * keys)][place]
+    share = (before + (ranks - first[place] + 1) * frequency[place]) / n_rows
+    ks = float(np.abs(share - _rank_sums(ranks, high, 0) / total).max())
+    return ZipfFit(float(-slope), error, float(r_squared), high, ks)
+
+
+def zipf_law(exponent: float, n_keys: int, ranks: object) -> np.ndarray:
+    """P(rank) = rank^(-exponent) / Σ_{r <= n_keys} r^(-exponent).
+
+    Examples
+    --------
+    >>> zipf_law(1.0, 2, [1, 2]).round(6)
+    array([0.666667, 0.333333])
+    """
+    total = _rank_sums(np.array([n_keys]), exponent, 0)[0]
+    return np.asarray(ranks, np.float64) ** -exponent / total
 
 
 def popularity(keys: object) -> Popularity:
@@ -645,7 +748,7 @@ class LocalityModel:
         -------
         (numpy.ndarray, numpy.ndarray)
             The popularity's keys by rank, then recent keys it does not know, and what to expect
-            of each. The sum is T.
+            of each. The sum is T, less what fresh draws give to keys that are not listed.
 
         Examples
         --------
@@ -689,6 +792,8 @@ class LocalityModel:
             raise unknown("unit", unit, UNITS)
         if method not in ENTROPIES:
             raise unknown("method", method, ENTROPIES)
+        if self.popularity.rest > _SIMPLEX_SLACK:
+            raise JoinweirError("an entropy needs the probability of every key, not of some only")
         labels, codes, p = self._codes(keys)
         if not codes.size:
             raise JoinweirError("keys are empty; an entropy needs at least 1 row")
@@ -742,6 +847,7 @@ class LocalityModel:
                     "keys": keys,
                     "counts": None if counts is None else counts.tolist(),
                     "probabilities": self.popularity.probabilities.tolist(),
+                    "rest": float(self.popularity.rest),
                 },
             }
         )
@@ -762,7 +868,8 @@ class LocalityModel:
         try:
             inner = content["popularity"]
             keys = _keys_from_json(inner["type"], inner["keys"])
-            found = Popularity(keys, inner["counts"], inner["probabilities"])
+            rest = inner.get("rest", 0.0)
+            found = Popularity(keys, inner["counts"], inner["probabilities"], rest)
             return cls(content["a"], content["b"], found)
         except JoinweirError:
             raise
@@ -918,17 +1025,22 @@ class EqualityCounts:
         found = self.popularity
         if found.keys.size == 1:  # every (a, b) gives this stream; independence says the least
             return LocalityModel(np.zeros(h), 1.0, found)
-        n, matches = self.n_rows, self.matches[:h]
-        lags = np.arange(1, h + 1)
         # In Python's integers: n² overflows an int64 at 3e9 rows.
         squares = sum(count * count for count in self._counts.tolist())
-        far_pairs = n * n - n - 2 * sum(n - k for k in range(1, h + 1))
-        far_equal = squares - n - 2 * int(matches.sum())
-        s2 = far_equal / far_pairs if far_pairs > 0 else squares / (n * n)
-        gamma = np.r_[1.0, matches / (n - lags)] - s2
-        system = gamma[np.abs(lags[:, None] - lags)]
-        a = np.linalg.lstsq(system, gamma[1:], rcond=1e-10)[0]
-        return _model(np.r_[1 - a.sum(), a], found)
+        return _model(_yule_walker(self.n_rows, self.matches[:h], squares), found)
+
+
+def _yule_walker(n: int, matches: np.ndarray, squares: int) -> np.ndarray:
+    """(b, a_1 … a_h), not yet in the simplex; `squares` is the sum of the keys' squared counts."""
+    h = matches.size
+    lags = np.arange(1, h + 1)
+    far_pairs = n * n - n - 2 * sum(n - k for k in range(1, h + 1))
+    far_equal = squares - n - 2 * int(matches.sum())
+    s2 = far_equal / far_pairs if far_pairs > 0 else squares / (n * n)
+    gamma = np.r_[1.0, matches / (n - lags)] - s2
+    system = gamma[np.abs(lags[:, None] - lags)]
+    a = np.linalg.lstsq(system, gamma[1:], rcond=1e-10)[0]
+    return np.r_[1 - a.sum(), a]
 
 
 def _joined(one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -1051,8 +1163,11 @@ def _quadratic_minimum(hessian, linear, y, sweeps):
             break
 
 
-def _maximise(previous, codes, probability, w, tolerance: float, max_iterations: int):
+def _maximise(look, bend, n: int, w, tolerance: float, max_iterations: int) -> np.ndarray:
     """The maximum of the likelihood that EM climbs, by Newton steps with EM as the fallback.
+
+    `look` gives the mean log-likelihood of the n rows at a point, its slope and curvature, `bend`
+    the mean products of derivatives without their diagonal.
 
     The mean of ln q_n - Σ w is concave and has the same maximum over w >= 0 as the likelihood
     has over the simplex (mixsqp, Kim et al. 2020). Its second derivatives are taken from a
@@ -1060,23 +1175,11 @@ def _maximise(previous, codes, probability, w, tolerance: float, max_iterations:
     lags take 4 or 5 passes; EM alone takes 50 over 100,000 rows of b = 0.1 and 450 over as many
     independent ones, where most weights creep towards 0.
     """
-    h = w.size - 1
-    n = codes.size - h
-    n_sampled = min(n, max(2000, 2 * 10**8 // (h + 1) ** 2))
-    rows = np.random.default_rng(0).choice(n, min(n_sampled, 50_000), replace=False) + h
-    rows.sort()
-
-    def look(point):
-        slope, curvature = np.empty(w.size), np.empty(w.size)
-        value = _em_gradient(previous, codes, probability, point, slope, curvature)
-        return value, slope, curvature
-
     value, slope, curvature = look(w)
     passes = 1
     while passes < max_iterations:
-        hessian = np.zeros((h + 1, h + 1))
-        _em_hessian(previous, codes, probability, w, rows, hessian)
-        hessian[np.diag_indices(h + 1)] = curvature
+        hessian = bend(w)
+        hessian[np.diag_indices(w.size)] = curvature
         target = w.copy()
         _quadratic_minimum(hessian, hessian @ w + slope - 1, target, 2000)
         direction = target - w
@@ -1102,6 +1205,148 @@ def _maximise(previous, codes, probability, w, tolerance: float, max_iterations:
             passes += 1
         value, slope, curvature = found
     return w / w.sum()
+
+
+def _rows_to_bend(n: int, h: int) -> np.ndarray:
+    """A sample of n rows that is large enough for second derivatives."""
+    n_sampled = min(n, max(2000, 2 * 10**8 // (h + 1) ** 2))
+    return np.sort(np.random.default_rng(0).choice(n, min(n_sampled, 50_000), replace=False))
+
+
+def _likeliest(
+    codes: np.ndarray,
+    previous: np.ndarray,
+    probability: np.ndarray,
+    moments: np.ndarray,
+    tolerance: float = 0.01,
+    max_iterations: int = 1000,
+) -> np.ndarray:
+    """(b, a_1 … a_h) of largest likelihood, from the moments' as a start."""
+    h = moments.size - 1
+    rows = _rows_to_bend(codes.size - h, h) + h
+
+    def look(point):
+        slope, curvature = np.empty(h + 1), np.empty(h + 1)
+        value = _em_gradient(previous, codes, probability, point, slope, curvature)
+        return value, slope, curvature
+
+    def bend(point):
+        hessian = np.zeros((h + 1, h + 1))
+        _em_hessian(previous, codes, probability, point, rows, hessian)
+        return hessian
+
+    start = 0.9 * moments + 0.1 / (h + 1)
+    return _maximise(look, bend, codes.size - h, start, tolerance, max_iterations)
+
+
+@kernel
+def _sample_gradient(probability, start, lag, w, gradient, curvature):
+    """`_em_gradient` of rows that are given by the lags at which they repeat, h at most."""
+    h = w.size - 1
+    likelihood = 0.0
+    n = probability.size
+    for j in range(w.size):
+        gradient[j] = 0.0
+        curvature[j] = 0.0
+    for i in range(n):
+        p = probability[i]
+        q = w[0] * p
+        for at in range(start[i], start[i + 1]):
+            if lag[at] <= h:
+                q += w[lag[at]]
+        if q <= 0.0:
+            return -np.inf
+        likelihood += np.log(q)
+        share = 1.0 / q
+        gradient[0] += p * share
+        curvature[0] += p * share * p * share
+        for at in range(start[i], start[i + 1]):
+            if lag[at] <= h:
+                gradient[lag[at]] += share
+                curvature[lag[at]] += share * share
+    for j in range(w.size):
+        gradient[j] /= n
+        curvature[j] /= n
+    return likelihood / n
+
+
+@kernel
+def _sample_hessian(probability, start, lag, w, rows, hessian):
+    """`_em_hessian` of rows that are given by their lags."""
+    h = w.size - 1
+    for r in range(rows.size):
+        i = rows[r]
+        p = probability[i]
+        q = w[0] * p
+        for at in range(start[i], start[i + 1]):
+            if lag[at] <= h:
+                q += w[lag[at]]
+        share = 1.0 / q / q / rows.size
+        for at in range(start[i], start[i + 1]):
+            if lag[at] > h:
+                continue
+            hessian[0, lag[at]] += p * share
+            hessian[lag[at], 0] += p * share
+            for also in range(at + 1, start[i + 1]):
+                if lag[also] <= h:
+                    hessian[lag[at], lag[also]] += share
+                    hessian[lag[also], lag[at]] += share
+
+
+def fit_sample(
+    probability: np.ndarray,
+    start: np.ndarray,
+    lag: np.ndarray,
+    moments: np.ndarray,
+    *,
+    tolerance: float = 0.01,
+    max_iterations: int = 1000,
+) -> tuple[np.ndarray, float]:
+    """The likeliest (a, b) of a sample of a stream's rows, which need not lie side by side.
+
+    The likelihood of a row depends on the rows before it only through the lags at which they have
+    its key, so a sample of rows with their lags is enough, wherever the stream itself lies.
+
+    Parameters
+    ----------
+    probability : array of float
+        Of each sampled row's key.
+    start, lag : array of int
+        Row i repeats the rows lag[start[i]] … lag[start[i+1] - 1] before it. Lags beyond the
+        model's h do not count.
+    moments : array of float
+        h + 1 weights (b, a_1 … a_h) to start from, with sum 1.
+    tolerance, max_iterations
+        As in `fit`.
+
+    Returns
+    -------
+    (numpy.ndarray, float)
+        a_1 … a_h and b.
+
+    Examples
+    --------
+    >>> a, b = fit_sample(np.full(4, 0.25), np.array([0, 1, 2, 2, 2]), np.array([1, 1]), [0.5, 0.5])
+    >>> round(float(b), 2)  # of 4 rows 2 repeat, and a fresh draw repeats 1 in 4
+    0.67
+    """
+    moments = np.asarray(moments, np.float64)
+    h = moments.size - 1
+    rows = _rows_to_bend(probability.size, h)
+
+    def look(point):
+        slope, curvature = np.empty(h + 1), np.empty(h + 1)
+        value = _sample_gradient(probability, start, lag, point, slope, curvature)
+        return value, slope, curvature
+
+    def bend(point):
+        hessian = np.zeros((h + 1, h + 1))
+        _sample_hessian(probability, start, lag, point, rows, hessian)
+        return hessian
+
+    begin = 0.9 * moments + 0.1 / (h + 1)
+    w = _maximise(look, bend, probability.size, begin, tolerance, max_iterations)
+    return w[1:], float(w[0])
 
 
 def thinned(a: np.ndarray, share: float) -> np.ndarray:
@@ -1243,11 +1488,52 @@ def fit(
     moments = EqualityCounts(h).update(codes).model()
     if estimator == "yule_walker":
         return LocalityModel(moments.a, moments.b, found)
-    start = 0.9 * np.r_[moments.b, moments.a] + 0.1 / (h + 1)
-    probability = counts / codes.size
-    previous = _previous(codes, labels.size)
-    w = _maximise(previous, codes, probability, start, float(tolerance), max_iterations)
+    w = _likeliest(
+        codes,
+        _previous(codes, labels.size),
+        counts / codes.size,
+        np.r_[moments.b, moments.a],
+        float(tolerance),
+        max_iterations,
+    )
     return LocalityModel(w[1:], w[0], found)
+
+
+def models_over_h(keys: object, hs: Sequence[int]) -> list[tuple[np.ndarray, float]]:
+    """The likeliest (a, b) for each of several longest lags, with one preparation for all.
+
+    Parameters
+    ----------
+    keys : 1-d array
+        Integers, texts or bytes, without nulls; at least 2 rows.
+    hs : sequence of int
+        Longest lags; of N rows at most N - 1 is used.
+
+    Returns
+    -------
+    list of (numpy.ndarray, float)
+        a_1 … a_h and b, as `fit` has them.
+
+    Examples
+    --------
+    >>> [round(b, 1) for a, b in models_over_h(np.repeat(np.arange(1000) % 50, 2), [1, 2])]
+    [0.5, 0.5]
+    """
+    labels, codes = _encode(keys)
+    hs = [_usable_h(h, codes.size) for h in hs]
+    if labels.size == 1:
+        return [(np.zeros(h), 1.0) for h in hs]
+    counts = np.bincount(codes)
+    squares = sum(count * count for count in counts.tolist())
+    previous = _previous(codes, labels.size)
+    matches = np.zeros(max(hs, default=1), np.int64)
+    _count_matches(previous, 0, codes.size, matches)
+    found = []
+    for h in hs:
+        moments = _project(_yule_walker(codes.size, matches[:h], squares))
+        w = _likeliest(codes, previous, counts / codes.size, moments)
+        found.append((w[1:], float(w[0])))
+    return found
 
 
 def b_over_h(keys: object, hs: Sequence[int], estimator: str = "em") -> np.ndarray:
@@ -1283,4 +1569,6 @@ def b_over_h(keys: object, hs: Sequence[int], estimator: str = "em") -> np.ndarr
     if estimator == "yule_walker" and hs:
         counted = EqualityCounts(max(hs)).update(codes)
         return np.array([counted.model(h).b for h in hs])
+    if estimator == "em":
+        return np.array([b for _, b in models_over_h(codes, hs)])
     return np.array([fit(codes, h, estimator).b for h in hs])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import JoinweirError
@@ -154,6 +155,105 @@ def line_chart(
         showlegend=True,
     )
     return _drawn(figure, first)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: named lines over common axes. A line "… random order" or "… Zipf" is dashed."""
+
+    title: str
+    text: str  # what there is to see
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+    percent: bool = False
+    zero: bool = False  # the y axis begins at 0
+    limit: tuple[str, float] | None = None  # a named horizontal line
+
+
+_STREAM_COLOURS = ("#0072b2", "#d55e00")
+
+
+def figure(panels: Sequence[Panel]) -> Any:
+    """Panels below and beside each other in one plotly figure."""
+    require_plotly()
+    from plotly.subplots import make_subplots
+
+    rows = -(-len(panels) // 2)
+    drawn = make_subplots(rows=rows, cols=2, subplot_titles=[panel.title for panel in panels])
+    for number, panel in enumerate(panels):
+        place = {"row": number // 2 + 1, "col": number % 2 + 1}
+        for trace in _traces(panel):
+            trace.legendgroup = panel.title
+            drawn.add_trace(trace, **place)
+        if panel.limit is not None:
+            drawn.add_hline(y=panel.limit[1], line_dash="dash", line_color="#888", **place)
+        across, up = _axes(panel)
+        drawn.update_xaxes(across, **place)
+        drawn.update_yaxes(up, **place)
+    drawn.update_layout(template="simple_white", height=380 * rows, showlegend=False)
+    return drawn
+
+
+def panel_chart(panel: Panel, *, first: bool) -> str:
+    """One panel as a part of a page."""
+    require_plotly()
+    import plotly.graph_objects as go
+
+    drawn = go.Figure(_traces(panel))
+    if panel.limit is not None:
+        name, at = panel.limit
+        drawn.add_hline(y=at, line_dash="dash", line_color="#888", annotation_text=name)
+    across, up = _axes(panel)
+    drawn.update_layout(
+        template="simple_white",
+        margin={"l": 60, "r": 10, "t": 10, "b": 50},
+        xaxis=across,
+        yaxis=up,
+        # Above the chart: beside it there is no room on a phone.
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0.0},
+        showlegend=len(panel.lines) > 1,
+    )
+    return _drawn(drawn, first)
+
+
+def _traces(panel: Panel) -> list[Any]:
+    import plotly.graph_objects as go
+
+    own = list(dict.fromkeys(name.rpartition(": ")[0] for name in panel.lines))
+    traces = []
+    for name, points in panel.lines.items():
+        stream, _, what = name.rpartition(": ")
+        style = {"color": _STREAM_COLOURS[own.index(stream) % len(_STREAM_COLOURS)]}
+        if what.startswith(("random order", "Zipf")):
+            style["dash"] = "dash"
+        traces.append(
+            go.Scatter(
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
+                name=name,
+                mode="lines+markers" if len(points) < 12 else "lines",
+                line=style,
+            )
+        )
+    return traces
+
+
+def _axes(panel: Panel) -> tuple[dict[str, Any], dict[str, Any]]:
+    across = {"title": {"text": panel.x}, "type": "log" if panel.log_x else "linear"}
+    up = {
+        "title": {"text": panel.y},
+        "type": "log" if panel.log_y else "linear",
+        "tickformat": ".0%" if panel.percent else None,
+        "rangemode": "tozero" if panel.zero or panel.percent else "normal",
+    }
+    if panel.log_x:
+        across |= {"dtick": 1, "exponentformat": "power"}
+    if panel.log_y:
+        up |= {"dtick": 1, "exponentformat": "power"}
+    return across, up
 
 
 def recall_chart(curves: Mapping[str, Sequence[tuple[float, float]]], *, first: bool) -> str:

@@ -31,6 +31,40 @@ class Times:
     zoned: bool = False  # instants, not the face of some clock
 
 
+def per_stream(value: Any, k: int, name: str) -> list[Any]:
+    """One value for each of k streams, from one for all or a sequence of k.
+
+    >>> per_stream("ts", 2, "time"), per_stream(("a", "b"), 2, "time")
+    (['ts', 'ts'], ['a', 'b'])
+    """
+    if isinstance(value, tuple | list):
+        if len(value) != k:
+            raise JoinweirError(f"{name} has {len(value)} values for {k} streams")
+        return list(value)
+    return [value] * k
+
+
+def key_names(key: Any, k: int, name: str = "on") -> list[list[str]]:
+    """The key columns of each of k streams.
+
+    `key` is a column's name, a list of them (composite), or one whose members are tuples with one
+    name a stream.
+
+    >>> key_names(["a", ("b", "c")], 2)
+    [['a', 'b'], ['a', 'c']]
+    """
+    columns = [key] if isinstance(key, str | tuple) else key
+    if not isinstance(columns, list) or not columns:
+        raise JoinweirError(f"{name} must be a column name or a list of them, not {key!r}")
+    names: list[list[str]] = [[] for _ in range(k)]
+    for entry in columns:
+        for stream, column_name in zip(names, per_stream(entry, k, name)):
+            if not isinstance(column_name, str):
+                raise JoinweirError(f"{name} must name columns, not {column_name!r}")
+            stream.append(column_name)
+    return names
+
+
 def column_names(table: Any) -> list[str]:
     """Names of a table's columns."""
     if isinstance(table, pa.Table | pa.RecordBatch):
