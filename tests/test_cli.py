@@ -632,3 +632,83 @@ def test_it_is_seen_that_pyspark_or_java_is_missing(monkeypatch, tmp_path) -> No
         assert (cli._spark_missing() is None) == fine
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
     assert "pip install 'joinweir[spark]'" in cli._spark_missing()
+
+
+# --- characterize ------------------------------------------------------------------------------
+def test_characterize_says_the_verdict_first_and_then_the_measures(run, files):
+    left, right = files / "left.parquet", files / "right.parquet"
+    code, out, err = run(
+        "characterize", left, right, "--key", "key", "--time", "ts", "--within", "50,100"
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith("left: some keys are far more frequent")
+    assert out.index("prob") < out.index("measure") < out.index("if shuffled")
+
+
+def test_characterize_saves_and_draws_what_it_prints(run_json, files, tmp_path):
+    page, saved = tmp_path / "page.html", tmp_path / "saved.json"
+    left = files / "left.parquet"
+    found = run_json(
+        "characterize", left, "--key", "text", "--key", "half", "--time", "when", "--html", page,
+        "-o", saved, "--h", 5, "--top", 3,
+    )  # fmt: skip
+    assert json.loads(saved.read_text()) == found
+    profile = found["profiles"][0]
+    assert (profile["n_rows"], len(profile["keys"]), len(profile["model"]["a"])) == (2000, 3, 5)
+    assert profile["rate"] == pytest.approx(1.0, rel=0.01)
+    assert "Popularity" in page.read_text()
+
+
+def test_characterize_reads_csv_and_json_like_parquet(run_json, files, tmp_path):
+    table = pq.read_table(files / "left.parquet", columns=["key", "ts", "text"])
+    rows = table.to_pylist()
+    (tmp_path / "left.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = [",".join(map(str, row.values())) for row in rows]
+    (tmp_path / "left.csv").write_text("\n".join(["key,ts,text", *lines]))
+    pq.write_table(table, tmp_path / "left.parquet")
+    asked = ("--key", "text", "--time", "ts")
+    found = [
+        run_json("characterize", tmp_path / f"left.{kind}", *asked)
+        for kind in ("parquet", "csv", "jsonl")
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_characterize_takes_two_streams_from_one_file(run_json, tmp_path):
+    left, right = (
+        pa.table(stream).append_column("stream", pa.array([name] * 500))
+        for name, stream in zip(("buys", "sells"), streams.zipf_pair(500, domain=20, seed=3))
+    )
+    pq.write_table(pa.concat_tables([left, right]), tmp_path / "both.parquet")
+    found = run_json(
+        "characterize", tmp_path / "both.parquet", "--where", "stream=buys,sells", "--key", "key",
+        "--time", "ts", "--within", 20,
+    )  # fmt: skip
+    assert [p["name"] for p in found["profiles"]] == ["buys", "sells"]
+    expected = jw.characterize(left, right, key="key", time="ts", within=20)
+    assert found["windows"][0]["n_pairs"] == expected.windows[0].n_pairs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["left.parquet", "--key", "nope"], "unknown column of"),
+        (["nowhere.parquet", "--key", "key"], "no such file"),
+        (["nothing", "--key", "key"], "without Parquet, CSV or JSON files"),
+        (["text.parquet", "--key", "key"], "not readable as parquet"),
+        (["left.parquet"] * 3 + ["--key", "key"], "one file or two"),
+        (["left.parquet", "--key", "key=other"], "names 2 columns for 1 stream"),
+        (["left.parquet", "--key", "key", "--h", "0"], "h must be an integer"),
+        (["left.parquet", "--key", "key", "--within", "5"], "within goes with two streams"),
+        (["left.parquet", "--key", "lists"], "nested keys"),
+        (["left.parquet", "--key", "key", "--where", "half"], "COLUMN=VALUE"),
+        (["left.parquet", "--key", "key", "--where", "half=7"], "at least 2 are needed"),
+        (["left.parquet", "--key", "key", "--html", "no/where.html"], "no directory"),
+        (["left.parquet", "--time", "ts"], "--key"),
+    ],
+)
+def test_characterize_ends_with_one_line_on_bad_input(run, files, arguments, message, monkeypatch):
+    monkeypatch.chdir(files)
+    code, out, err = run("characterize", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err and err.count("\n") == 1

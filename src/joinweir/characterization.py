@@ -59,7 +59,8 @@ class Entropy:
     """Nats per row; divide by ln 2 for bits. Falls from the first to the last.
 
     `conditional` is the mean entropy of the next key under the fitted model (li2006 definition 3),
-    `log_loss` the mean of -ln of the probability that the model gave to the key that came.
+    `log_loss` the mean of -ln of the probability that the model gave to the key that came (None
+    if that was 0 for one of them, as it can be in a stream of a few rows).
     """
 
     uniform: float  # ln of the number of keys

@@ -1,4 +1,4 @@
-"""The command line: `joinweir policies`, `generate`, `simulate`, `optimum`, `run`, `bench`, `demo`.
+"""The command line: `joinweir policies`, `characterize`, `simulate`, `optimum`, `run`, `bench`, …
 
 Results go to stdout, as tables or with ``--json`` as one JSON object; progress goes to stderr, and
 only if that is a terminal. Bad input ends with one line on stderr and exit code 2 (a job file: a
@@ -30,6 +30,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from rich import box
@@ -39,12 +40,13 @@ from rich.table import Table
 
 import joinweir as jw
 
-from . import bench, layout, optimum, report, streams
+from . import bench, layout, optimum, profiling, report, streams
 from .errors import JoinweirError, unknown
 from .job import JobError, read_job
 from .policies import Parameters, definition, policy_names, read_policy
 from .simulation import ALLOCATIONS, SIDES, JoinResult
 from .state import JoinConfig, JoinState
+from .tables import read_file
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 PROGRESS_AFTER = 1.0  # seconds
@@ -144,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     for add in (
         _add_demo,
         _add_policies,
+        _add_characterize,
         _add_simulate,
         _add_optimum,
         _add_run,
@@ -168,6 +171,50 @@ def _command(commands: Any, name: str, run: Callable, summary: str, more: str = 
 def _add_policies(commands: Any) -> None:
     parser = _command(commands, "policies", _policies, "list the policies, or explain one")
     parser.add_argument("name", metavar="NAME", nargs="?", help="the policy to explain")
+
+
+def _add_characterize(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "characterize",
+        _characterize,
+        "measure what one stream or two are like, and say which policies that favours",
+        " Files are Parquet, CSV or JSON (an object a line), or directories of them. docs/"
+        "characterize.md explains the measures.",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", help="one stream, or two to join")
+    parser.add_argument(
+        "--key",
+        metavar="COLUMN",
+        action="append",
+        required=True,
+        help="key column; several for a composite key (repeat, or separate by commas); "
+        "left_name=right_name where names differ",
+    )
+    parser.add_argument(
+        "--time",
+        metavar="COLUMN",
+        help="time column; left_name=right_name where names differ. Default: rows as they stand",
+    )
+    parser.add_argument(
+        "--within",
+        metavar="LENGTH",
+        action="append",
+        help="window of the join: 100 or '10 minutes'; several (repeat, or separate by commas)",
+    )
+    parser.add_argument(
+        "--where",
+        metavar="COLUMN=VALUE[,VALUE]",
+        help="only rows with this value; with two values one file holds both streams",
+    )
+    parser.add_argument("--h", metavar="N", type=_whole, default=profiling.H, help="longest lag")
+    parser.add_argument(
+        "--top", metavar="N", type=_whole, default=profiling.TOP, help="frequent keys to keep"
+    )
+    parser.add_argument("--seed", metavar="N", type=_whole, default=0)
+    parser.add_argument("--spark", action="store_true", help="on local Spark, for large input")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, too")
+    parser.add_argument("-o", "--output", metavar="FILE", help="save the result as JSON")
 
 
 def _add_simulate(commands: Any) -> None:
@@ -894,6 +941,97 @@ def _check_output(path: str | Path) -> None:
         raise JoinweirError(f"{path}: there is no directory {folder}")
     if Path(path).is_dir():
         raise JoinweirError(f"{path}: is a directory, not a file to write")
+
+
+# --- characterize ------------------------------------------------------------------------------
+def _characterize(options: argparse.Namespace) -> None:
+    files, asked = _asked_streams(options)
+    for file in (options.html, options.output):
+        if file:
+            _check_output(file)
+    if options.html:
+        report.require_plotly()
+    profiling.check_settings(options.h, options.top, options.seed, 0)
+    with _Steps(1.0) as steps:
+        asked["progress"] = lambda text, done: steps.at(done, text)
+        if options.spark:
+            _need_spark("characterize --spark")
+            from .spark import profiling as on_spark
+
+            found = on_spark.characterize_files(files, **asked)
+        else:
+            tables = [_read_stream(file, asked, s, len(files)) for s, file in enumerate(files)]
+            asked.pop("where")
+            found = jw.characterize(*tables, **asked)
+    if options.output:
+        found.save(options.output)
+    if options.html:
+        Path(options.html).write_text(found.to_html(), encoding="utf-8")
+    if options.json:
+        print(found.to_json())
+        return
+    for sentence in found.verdict():
+        print(_filled(sentence))
+    tables = [found.measures(), *([found.window_table()] if found.windows else [])]
+    for head, lines in tables:
+        table = _table(*head, left=head[:1])
+        for line in lines:
+            table.add_row(*line)
+        _console().print(table)
+    for note in (f"{p.name}: {note}" for p in found.profiles for note in p.notes):
+        print(_filled(note))
+    for file in (options.html, options.output):
+        if file:
+            print(file)
+
+
+def _asked_streams(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """The file of each stream, and the arguments for `characterize`."""
+    files, where = list(options.files), None
+    if options.where:
+        name, equals, values = options.where.partition("=")
+        where = (name.strip(), [value.strip() for value in values.split(",")])
+        if not equals or not all([name, *where[1]]) or len(where[1]) > 2:
+            raise JoinweirError(f"--where {options.where}: write COLUMN=VALUE or COLUMN=A,B")
+        if len(where[1]) == 2 and len(files) == 1:
+            files *= 2
+    if len(files) > 2:
+        raise JoinweirError(f"give one file or two, not {len(files)}")
+    names = [Path(file).stem.partition(".")[0] for file in files]
+    if where and len(where[1]) == 2:
+        names = where[1]
+    elif len(set(names)) < len(names):
+        names = list(SIDES)
+    within = [part for text in options.within or () for part in text.split(",")]
+    key = [_names(name, "--key") for part in options.key for name in part.split(",")]
+    asked = {
+        "key": key,
+        "time": None if options.time is None else _names(options.time, "--time"),
+        "within": [_length(part) for part in within] or None,
+        "h": options.h,
+        "top": options.top,
+        "seed": options.seed,
+        "names": names,
+        "where": where,
+    }
+    for name in [*key, asked["time"]]:
+        if isinstance(name, tuple) and len(name) != len(files):
+            raise JoinweirError(
+                f"{'='.join(name)} names {len(name)} columns for {len(files)} stream(s)"
+            )
+    return files, asked
+
+
+def _read_stream(file: str, asked: dict[str, Any], s: int, k: int) -> pa.Table:
+    """A stream's columns that are needed, and its rows that are asked for."""
+    wanted = [*asked["key"], *([asked["time"]] if asked["time"] else [])]
+    names = [name[s] if isinstance(name, tuple) else name for name in wanted]
+    if asked["where"] is None:
+        return read_file(file, names)
+    column, values = asked["where"]
+    table = read_file(file, [*names, column])
+    kept = pc.equal(pc.cast(table[column], pa.string()), values[s if len(values) == k else 0])
+    return table.filter(kept).select(list(dict.fromkeys(names)))
 
 
 # --- simulate ----------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def _profiled(stream: _Stream, h: int, top: int, seed: int, say: Progress) -> St
         uniform=math.log(first.size),
         popularity=popularity_entropy(*frequency),
         conditional=model.entropy(codes),
-        log_loss=model.entropy(codes, method="log_loss"),
+        log_loss=finite(model.entropy(codes, method="log_loss")),
         log_loss_error=0.0,
     )
     say("frequent keys", 0.95)
@@ -345,6 +345,11 @@ def popularity_entropy(frequency: np.ndarray, keys: np.ndarray) -> float:
     """
     n = float((frequency * keys).sum())
     return max(0.0, math.log(n) - float((frequency * keys) @ np.log(frequency)) / n)
+
+
+def finite(value: float) -> float | None:
+    """None for what is not a number, or infinite: a model of few rows can rule out a key."""
+    return value if math.isfinite(value) else None
 
 
 def _frequent(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from .errors import JoinweirError, unknown
 
@@ -101,6 +103,54 @@ def column(table: Any, name: str, what: str) -> pa.ChunkedArray:
 def _unreadable(which: str, what: str, error: Exception) -> JoinweirError:
     reason = str(error).splitlines()[0]
     return JoinweirError(f"{which} of the {what} stream: {reason}")
+
+
+FILE_KINDS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+
+
+def file_kind(path: str | Path) -> str:
+    """Whether a file, or a directory of them, is ``parquet``, ``csv`` or ``json``, by its name.
+
+    >>> file_kind("trades.csv.gz"), file_kind("part-0.jsonl")
+    ('csv', 'json')
+    """
+    path = Path(path)
+    if not path.exists() and not path.suffix:
+        raise JoinweirError(f"{path}: no such file")
+    if path.is_dir():
+        for inner in sorted(path.rglob("*")):
+            if FILE_KINDS.keys() & set(inner.suffixes):
+                return file_kind(inner)
+        raise JoinweirError(f"{path}: a directory without Parquet, CSV or JSON files")
+    for suffix in reversed(path.suffixes):
+        if suffix.lower() in FILE_KINDS:
+            return FILE_KINDS[suffix.lower()]
+    raise JoinweirError(
+        f"{path}: not a kind of file that is known; its name should end in {', '.join(FILE_KINDS)}"
+    )
+
+
+def read_file(path: str | Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of a Parquet, CSV or JSON file (an object a line), or a directory of them."""
+    kind = file_kind(path)
+    if not Path(path).exists():
+        raise JoinweirError(f"{path}: no such file")
+    try:
+        data = ds.dataset(str(path), format=kind, partitioning="hive")
+        for name in names:
+            if name not in data.schema.names:
+                raise unknown(f"column of {path}", name, data.schema.names)
+        return data.to_table(columns=list(dict.fromkeys(names)))
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0].rpartition(": ")[2]  # what Arrow did comes first
+        raise JoinweirError(f"{path}: not readable as {kind}: {reason}") from None
 
 
 def n_rows(table: Any, name: str, what: str) -> int:
