@@ -3,6 +3,7 @@
 try:
     from .loss import LossListener, LossReport, SideLoss, loss_report
     from .pieces import run_pieces
+    from .profiling import characterize
     from .source import check_source_options, register_source
     from .window_join import window_join
 except ModuleNotFoundError as error:
@@ -17,6 +18,7 @@ __all__ = [
     "LossListener",
     "LossReport",
     "SideLoss",
+    "characterize",
     "check_source_options",
     "loss_report",
     "register_source",

@@ -1178,6 +1178,10 @@ def main(arguments: Sequence[str]) -> None:
             from . import demo
 
             demo.run(told, say)
+        elif arguments[0] == "characterize":
+            from . import profiling
+
+            profiling.run(told, say)
         else:
             {"query": _query, "soak": _soak}[arguments[0]](told, say)
 
