@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyspark.sql.functions as F
 from pyspark import TaskContext
 
-from ..characterization import Characterization, Entropy, StreamProfile, scalars
+from ..characterization import Characterization, Curve, Entropy, StreamProfile, scalars
 from ..errors import JoinweirError
 from ..locality import fit_sample, stack_distance
 from ..profiling import (
@@ -66,9 +66,9 @@ ROWS_PER_TASK = 2_000_000  # 20 s of one core, and far below what a task's sort 
 FEWEST_ROWS_PER_TASK = 100_000
 LIMIT = 24 * 3600.0  # seconds, for a command
 _PART = 1 << 40  # a row's place is its partition times this, plus its number there
-# What a row between the passes is, in the order of sorting.
-_SIZE, _STACK, _STACK_PERMUTED, _ROW = range(4)
-_NUMBERED = "shard int, kind int, key long, ts long, side int, at long"
+# What a record between the passes is: a row of a side, or a message, whose key is null.
+_ROW, _SIZE, _STACK, _STACK_PERMUTED = range(4)
+_NUMBERED = "shard int, key long, ts long, what int, at long"  # `what` is kind * 2 + side
 _SUMMARIES = "what string, side int, packed binary"
 
 
@@ -162,7 +162,7 @@ def characterize(
     tasks = _tasks(left.sparkSession, total, partitions)
     h_used = [lags_up_to(h, extent.rows)[-1] for extent in extents]
     say("distances and repeats", 0.05)
-    found = _summed_up(rows, tasks, h_used, lengths, seed)
+    found = _summed_up(rows, tasks, h_used, lengths, [extent.first for extent in extents], seed)
     close: list[int] = []
     if windows:
         say("rows close in time", 0.6)
@@ -281,28 +281,32 @@ def _tasks(session: Any, rows: int, partitions: int | None) -> int:
 # --- the main pass ------------------------------------------------------------------------------
 class _Sums(NamedTuple):
     runs: list[KeyRuns]
-    stacks: list[list[np.ndarray]]  # histograms a side: as it is, random order
+    stacks: list[list[np.ndarray]]  # a side, as it is and in random order: histogram, and rows
     pairs: PairCounts
 
 
-def _summed_up(rows: list[Any], tasks: int, h: list[int], lengths: list[int], seed: int) -> _Sums:
+def _summed_up(
+    rows: list[Any], tasks: int, h: list[int], lengths: list[int], first: list[int], seed: int
+) -> _Sums:
     numbered = None
     for s, frame in enumerate(rows):
         ordered = frame.repartitionByRange(tasks, "ts", "id").sortWithinPartitions("ts", "id")
-        own = ordered.select("key", "ts").mapInArrow(_numbering(s, tasks, seed), _NUMBERED)
+        own = ordered.select("key", "ts").mapInArrow(
+            _numbering(s, tasks, first[s], seed), _NUMBERED
+        )
         numbered = own if numbered is None else numbered.union(own)
+    # The key comes first, since Spark compares 8 bytes of the first column fast; nulls, the
+    # messages, stand ahead of all rows.
     by_key = (
         numbered.repartitionById(tasks, "shard")
         .drop("shard")
-        .sortWithinPartitions("kind", "key", "ts", "side", "at")
+        .sortWithinPartitions("key", "ts", "what", "at")
     )
     summaries = by_key.mapInArrow(_summarising(h, lengths), _SUMMARIES).toArrow()
     runs: list[Any] = [None] * len(rows)
-    stacks = [[np.zeros(GRID.size, np.int64) for _ in range(2)] for _ in rows]
+    stacks = [[np.zeros(GRID.size + 1, np.int64) for _ in range(2)] for _ in rows]
     pairs = PairCounts(lengths)
-    for what, side, packed in zip(
-        *(summaries[name].to_pylist() for name in summaries.schema.names)
-    ):
+    for what, side, packed in zip(*(column.to_pylist() for column in summaries.columns)):
         if what == "runs":
             own = KeyRuns.from_bytes(packed)
             runs[side] = own if runs[side] is None else runs[side].merge(own)
@@ -313,31 +317,33 @@ def _summed_up(rows: list[Any], tasks: int, h: list[int], lengths: list[int], se
     return _Sums(runs, stacks, pairs)
 
 
-def _numbering(side: int, shards: int, seed: int) -> Callable:
-    """A function for `mapInArrow`: rows in order of time get their number and their shard."""
+def _numbering(side: int, shards: int, earliest: int, seed: int) -> Callable:
+    """A function for `mapInArrow`: rows in order of time get their number and their shard.
+
+    The partition with the earliest row also measures stack distances. Its number is not known
+    here, since a union counts the partitions of both streams.
+    """
 
     def number_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         part = TaskContext.get().partitionId()
         n, first = 0, []
         for batch in batches:
-            key = batch["key"].to_numpy()
-            if part == 0 and n < STACK_ROWS:
+            key, ts = batch["key"].to_numpy(), batch["ts"].to_numpy()
+            if n < STACK_ROWS and key.size and (first or (n == 0 and ts[0] == earliest)):
                 first.append(key[: STACK_ROWS - n])
             at = part * _PART + n + np.arange(key.size)
             n += key.size
-            yield _batch(_shard(key, shards), _ROW, key, batch["ts"].to_numpy(), side, at)
-        every = np.arange(shards)
-        nothing = np.zeros(shards, np.int64)
-        yield _batch(every, _SIZE, nothing, nothing + part, side, nothing + n)
+            yield _batch(_shard(key, shards), _ROW, key, ts, side, at)
+        every, zeros = np.arange(shards), np.zeros(shards, np.int64)
+        yield _batch(every, _SIZE, None, zeros + part, side, zeros + n)
         if first:
             keys = np.concatenate(first)
             generator = np.random.default_rng([seed % 2**64, 0x57AC, side])
             for kind, order in ((_STACK, keys), (_STACK_PERMUTED, generator.permutation(keys))):
                 places = np.searchsorted(GRID, stack_distance(order) + 1)
-                found = np.bincount(places, minlength=GRID.size)
+                found = np.r_[np.bincount(places, minlength=GRID.size), keys.size]
                 bins = np.flatnonzero(found)
-                none = np.zeros(bins.size, np.int64)
-                yield _batch(none, kind, none, bins, side, found[bins])
+                yield _batch(np.zeros(bins.size), kind, None, bins, side, found[bins])
 
     return number_rows
 
@@ -350,16 +356,14 @@ def _shard(key: np.ndarray, shards: int) -> np.ndarray:
 
 
 def _batch(shard, kind: int, key, ts, side: int, at) -> pa.RecordBatch:
-    size = len(key)
     columns = {
-        "shard": shard.astype(np.int32),
-        "kind": np.full(size, kind, np.int32),
-        "key": key,
-        "ts": ts,
-        "side": np.full(size, side, np.int32),
-        "at": at,
+        "shard": pa.array(shard.astype(np.int32)),
+        "key": pa.nulls(len(ts), pa.int64()) if key is None else pa.array(key),
+        "ts": pa.array(ts),
+        "what": pa.array(np.full(len(ts), 2 * kind + side, np.int32)),
+        "at": pa.array(at),
     }
-    return pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _summarising(h: list[int], lengths: list[int]) -> Callable:
@@ -367,7 +371,7 @@ def _summarising(h: list[int], lengths: list[int]) -> Callable:
 
     def summarise(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sizes: list[dict[int, int]] = [{} for _ in h]
-        stacks = np.zeros((len(h), 2, GRID.size), np.int64)
+        stacks = np.zeros((len(h), 2, GRID.size + 1), np.int64)
         starts: list[np.ndarray] = []
         runs: list[KeyRuns] = []
         pairs = PairCounts(lengths)
@@ -379,20 +383,20 @@ def _summarising(h: list[int], lengths: list[int]) -> Callable:
                 runs.append(KeyRuns(int(counts.sum()), longest, N_SAMPLED))
 
         for batch in batches:
-            kind, key, ts, side, at = (
-                batch[name].to_numpy() for name in ("kind", "key", "ts", "side", "at")
-            )
-            ahead = int(np.searchsorted(kind, _ROW))
+            ahead = batch["key"].null_count
+            ts, what, at = (batch[name].to_numpy() for name in ("ts", "what", "at"))
             for i in range(ahead):  # a few for each partition
-                if kind[i] == _SIZE:
-                    sizes[side[i]][int(ts[i])] = int(at[i])
+                kind, s = divmod(int(what[i]), 2)
+                if kind == _SIZE:
+                    sizes[s][int(ts[i])] = int(at[i])
                 else:
-                    stacks[side[i], kind[i] - _STACK, ts[i]] += at[i]
-            if ahead == kind.size:
+                    stacks[s, kind - _STACK, ts[i]] += at[i]
+            if ahead == ts.size:
                 continue
             if not runs:
                 begin()
-            key, ts, side, at = (values[ahead:] for values in (key, ts, side, at))
+            key = batch["key"].slice(ahead).to_numpy()
+            ts, side, at = (values[ahead:] for values in (ts, what, at))
             for s in range(len(h)):
                 mine = slice(None) if len(h) == 1 else side == s
                 part, number = np.divmod(at[mine], _PART)
@@ -407,9 +411,9 @@ def _summarising(h: list[int], lengths: list[int]) -> Callable:
             for name, histogram in zip(("stack", "stack_permuted"), stacks[s]):
                 if histogram.any():
                     found.append((name, s, histogram.tobytes()))
-        what, sides, packed = zip(*found)
+        whats, sides, packed = zip(*found)
         yield pa.RecordBatch.from_arrays(
-            [pa.array(what), pa.array(sides, pa.int32()), pa.array(packed, pa.binary())],
+            [pa.array(whats), pa.array(sides, pa.int32()), pa.array(packed, pa.binary())],
             names=["what", "side", "packed"],
         )
 
@@ -422,16 +426,16 @@ def _close(rows: list[Any], lengths: list[int], first: int, last: int, tasks: in
     longest, span = max(lengths), last - first + 1
     width = max(longest, -(-span // tasks))
     buckets = -(-span // width)
-    since = F.col("ts") - F.lit(first)
+    since, wide = F.col("ts") - F.lit(first), F.lit(width).cast("long")
     union = None
     for s, frame in enumerate(rows):
-        own = frame.select("ts", F.lit(s).alias("side"), (F.floor(since / width)).alias("bucket"))
+        own = frame.select("ts", F.lit(s).alias("side"), F.floor(since / wide).alias("bucket"))
         union = own if union is None else union.union(own)
     # The division is in doubles: of large numbers it may be one off.
     bucket = F.col("bucket")
     bucket = (
-        F.when(since < bucket * F.lit(width), bucket - 1)
-        .when(since >= (bucket + 1) * F.lit(width), bucket + 1)
+        F.when(since < bucket * wide, bucket - 1)
+        .when(since >= (bucket + 1) * wide, bucket + 1)
         .otherwise(bucket)
     )
     union = union.select(
@@ -440,7 +444,7 @@ def _close(rows: list[Any], lengths: list[int], first: int, last: int, tasks: in
         "side",
     )
     own = union.select("bucket", "ts", "side", F.lit(1).alias("counts"))
-    left_over = (F.col("bucket") + 1) * F.lit(width) - (F.col("ts") - F.lit(first))
+    left_over = (F.col("bucket") + 1) * wide - since
     history = union.where(
         (F.col("bucket") < F.lit(buckets - 1)) & (left_over < F.lit(longest))
     ).select((F.col("bucket") + 1).alias("bucket"), "ts", "side", F.lit(0).alias("counts"))
@@ -515,7 +519,7 @@ def _profile(
     models = _models(runs, hs, frequency, n_keys)
     loss, error = runs.log_loss(*models[-1])
     n_sampled = runs.sample()[0].size
-    n_stack = int(found.stacks[s][0].sum())
+    n_stack = int(found.stacks[s][0][-1])
     notes = ["rows of one time are in the order in which Spark read them"]
     if n_sampled < extent.rows - hs[-1]:
         notes.append(
@@ -524,8 +528,8 @@ def _profile(
         )
     else:
         error = 0.0
-    if extent.rows > STACK_ROWS:
-        notes.append(f"stack distances are of the first rows, {STACK_ROWS:,} at most")
+    if n_stack < extent.rows:
+        notes.append(f"stack distances are of the first {n_stack:,} rows")
     notes.append("in a random order b is 1: no order was drawn")
     if hs[-1] < h:
         notes.append(f"h={h} is cut to {hs[-1]}, since there are {extent.rows:,} rows")
@@ -540,8 +544,8 @@ def _profile(
         span=(extent.first, extent.last),
         ticks_per_unit=clock.scale,
         timestamps=clock.timestamps,
-        stacks=[_trimmed(histogram) for histogram in found.stacks[s]],
-        n_stack=min(extent.rows, STACK_ROWS, n_stack + int(n_keys.sum())),
+        stacks=[_trimmed(histogram[:-1]) for histogram in found.stacks[s]],
+        n_stack=n_stack,
         hs=hs,
         models=models,
         b_permuted=[1.0] * len(hs),
@@ -556,7 +560,7 @@ def _profile(
     )
 
 
-def _trimmed(histogram: np.ndarray):
+def _trimmed(histogram: np.ndarray) -> Curve:
     filled = np.flatnonzero(histogram)
     return stack_curve(histogram[: filled[-1] + 1] if filled.size else histogram[:0])
 
