@@ -6,7 +6,8 @@ touched one by one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,17 +138,33 @@ def file_kind(path: str | Path) -> str:
     )
 
 
-def read_file(path: str | Path, names: Sequence[str]) -> pa.Table:
-    """Some columns of a Parquet, CSV or JSON file (an object a line), or a directory of them."""
+def open_file(path: str | Path, names: Sequence[str]) -> ds.Dataset:
+    """A Parquet, CSV or JSON file (an object a line), or a directory of them, not read yet.
+
+    It has the columns that are named, or there is an error.
+    """
     kind = file_kind(path)
     if not Path(path).exists():
         raise JoinweirError(f"{path}: no such file")
-    try:
+    with _readable(path, kind):
         data = ds.dataset(str(path), format=kind, partitioning="hive")
-        for name in names:
-            if name not in data.schema.names:
-                raise unknown(f"column of {path}", name, data.schema.names)
+    for name in names:
+        if name not in data.schema.names:
+            raise unknown(f"column of {path}", name, data.schema.names)
+    return data
+
+
+def read_file(path: str | Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of a Parquet, CSV or JSON file (an object a line), or a directory of them."""
+    data = open_file(path, names)
+    with _readable(path, file_kind(path)):
         return data.to_table(columns=list(dict.fromkeys(names)))
+
+
+@contextlib.contextmanager
+def _readable(path: str | Path, kind: str) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rpartition(": ")[2]  # what Arrow did comes first
         raise JoinweirError(f"{path}: not readable as {kind}: {reason}") from None

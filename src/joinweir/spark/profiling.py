@@ -20,8 +20,11 @@ buckets at least as long as the longest window; each has the end of the one befo
 from __future__ import annotations
 
 import math
+import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +52,7 @@ from ..profiling import (
     window_profiles,
 )
 from ..summaries import GRID, KeyRuns, PairCounts
-from ..tables import FLOAT_TICKS, LATEST, file_kind, key_names, per_stream
+from ..tables import FLOAT_TICKS, LATEST, file_kind, key_names, open_file, per_stream
 from . import benchmark as B
 from .window_join import (
     _check_columns,
@@ -583,10 +586,12 @@ def characterize_files(
     **asked: Any,
 ) -> Characterization:
     """`characterize` over Parquet, CSV or JSON files, on a local Spark in a process of its own."""
+    # What can be said without Spark is said before it starts.
+    times = _time_names(asked["time"], len(files))
+    where = [asked["where"][0]] if asked.get("where") else []
+    for file, own, time in zip(files, key_names(asked["key"], len(files), "key"), times):
+        open_file(file, [*own, time, *where])
     kinds = [file_kind(file) for file in files]
-    for file in files:
-        if not Path(file).exists():
-            raise JoinweirError(f"{file}: no such file")
     for step in _beside(list(map(str, files)), kinds, cores, heap, asked):
         if "text" in step and progress:
             progress(step["text"], step["done"])
@@ -596,8 +601,6 @@ def characterize_files(
 
 
 def _beside(files, kinds, cores, heap, asked) -> Iterator[dict[str, Any]]:
-    import os
-
     cores = cores or len(os.sched_getaffinity(0))
     told = {
         "settings": B.session_settings(cores, heap, 4 * cores),
@@ -613,9 +616,6 @@ def _beside(files, kinds, cores, heap, asked) -> Iterator[dict[str, Any]]:
 
 def run(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """In a process of its own: start Spark, read the files, characterize, tell time and memory."""
-    import resource
-    from time import perf_counter
-
     say({"text": "starting Spark", "done": 0.0})
     session = B.start_session(told["settings"], "joinweir characterize")
     asked = dict(told["asked"])
