@@ -32,6 +32,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -39,6 +40,7 @@ from . import layout as L
 from . import optimum, streams
 from .errors import JoinweirError
 from .policies import Parameters, policy, policy_names, read_policy
+from .profiling import characterize
 from .simulation import rows_in_window, simulate
 from .state import JoinConfig, JoinState, make_batch
 
@@ -323,6 +325,158 @@ def measure_recall(
                     }
                 )
     return found
+
+
+# --- characterize --------------------------------------------------------------------------------
+CHARACTERIZE_ROWS, CHARACTERIZE_ON_SPARK, CHARACTERIZE_KEYS = 1_000_000, 10_000_000, 1_000_000
+# Name: file, key, the column that tells the streams apart and its values on either side, windows.
+REAL_PAIRS = {
+    "mathoverflow a2q × c2a": ("mathoverflow", "key", "stream", ["a2q"], ["c2a"], ["1 day"]),
+    "mathoverflow a2q.dst × c2q.dst": (
+        "mathoverflow", "dst", "stream", ["a2q"], ["c2q"], ["1 day"]
+    ),
+    "pnw_dewpoint R × S": ("pnw_dewpoint", "key", "stream", ["R"], ["S"], ["10 minutes", "1 hour"]),
+    "xetra × eurex": ("xetra_eurex", "key", "stream", ["xetra"], ["eurex"], ["10 minutes"]),
+    "online_retail sale × cancel": (
+        "online_retail", "key", "stream", ["sale"], ["cancel"], ["7 days"]
+    ),
+    "nycflights13 EWR × JFK, LGA": (
+        "nycflights13", "key", "origin", ["EWR"], ["JFK", "LGA"], ["30 minutes"]
+    ),
+    "twitter_c52 even × odd rows": ("twitter_c52", "key", None, [0], [1], [5000]),
+}  # fmt: skip
+
+
+def characterize_real(
+    folder: str, progress: Progress | None = None
+) -> tuple[list[dict], list[str]]:
+    """Measures of the real streams in a folder, a dict a pair and window; and absent files."""
+    found, absent = [], []
+    for number, (name, (file, key, column, left, right, windows)) in enumerate(REAL_PAIRS.items()):
+        path = os.path.join(folder, f"{file}.parquet")
+        if not os.path.exists(path):
+            absent.append(f"{file}.parquet")
+            continue
+        if progress:
+            progress(name, number / len(REAL_PAIRS))
+        table = pq.read_table(path)
+        if file == "nycflights13":  # its other stream is the weather
+            table = table.filter(pc.equal(table["stream"], "flight"))
+        time = "ts"
+        if column is None:  # every other row, and rows are the clock
+            odd = np.arange(table.num_rows) % 2
+            sides, time = [table.filter(pa.array(odd == s)) for s in (0, 1)], None
+        else:
+            sides = [
+                table.filter(pc.is_in(table[column], pa.array(side))) for side in (left, right)
+            ]
+        result = characterize(*sides, key=key, time=time, within=windows)
+        p, q = result.profiles
+        for window in result.windows:
+            found.append(
+                {
+                    "streams": name,
+                    "rows": [p.n_rows, q.n_rows],
+                    "keys": [p.n_distinct, q.n_distinct],
+                    "zipf_least_squares": [p.zipf.exponent, q.zipf.exponent],
+                    "zipf_likelihood": [p.zipf.mle, q.zipf.mle],
+                    "skew": [p.skew, q.skew],
+                    "locality": [p.locality, q.locality],
+                    "b": [p.model_b, q.model_b],
+                    "drift": [p.excess_drift, q.excess_drift],
+                    "window": str(window.within),
+                    "pairs": window.n_pairs,
+                    "lift": window.lift,
+                    "kept_by_recency": window.kept_by_recency,
+                    "kept_by_popularity": window.kept_by_popularity,
+                    "favoured": list(result.favoured),
+                }
+            )
+    return found, absent
+
+
+def time_characterize(
+    rows: int = CHARACTERIZE_ROWS,
+    spark_rows: int | None = CHARACTERIZE_ON_SPARK,
+    *,
+    cores: int = 2,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """How long `characterize` takes, and how much memory, each in a process of its own.
+
+    In process one stream of `rows`, and two of half as many; on Spark two streams that together
+    have a tenth of `spark_rows`, and then all, so that what grows can be told from what does not.
+    None leaves Spark out. Keys repeat those of the last 50 rows, over a million, Zipf 0.75.
+    """
+    say = progress or (lambda text, done: None)
+    found = []
+    for streams_used in (1, 2):
+        say(f"in process, {streams_used} stream(s)", 0.05 * streams_used)
+        told = {"rows": rows // streams_used, "streams": streams_used}
+        process = start_beside(
+            "bench.characterize_for_another", told, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        with process:
+            out, complaints = process.stdout.read(), process.stderr.read()
+        if process.returncode:
+            reason = (complaints.strip().splitlines() or ["no reason given"])[-1]
+            raise JoinweirError(f"timing characterize failed: {reason}")
+        found.append(json.loads(out))
+    if spark_rows is None:
+        return found
+    from .spark import profiling as on_spark
+
+    with tempfile.TemporaryDirectory(prefix="joinweir-bench-") as folder:
+        for part in (10, 1):
+            say(f"Spark, {spark_rows // part:,} rows", 0.2 if part > 1 else 0.4)
+            files = []
+            for name, stream in zip("lr", _to_characterize(spark_rows // part // 2, 2)):
+                files.append(os.path.join(folder, f"{name}{part}.parquet"))
+                times = pa.array(stream["ts"] * 1000, pa.timestamp("us", "UTC"))
+                pq.write_table(
+                    pa.table({"key": stream["key"], "ts": times}), files[-1], row_group_size=500_000
+                )
+            asked = {"key": "key", "time": "ts", "names": ["left", "right"]}
+            figures = on_spark.measured(files, ["parquet"] * 2, None, cores, "2g", asked)
+            result = json.loads(figures.pop("found"))
+            found.append(
+                {
+                    "engine": "spark",
+                    "rows": sum(p["n_rows"] for p in result["profiles"]),
+                    "streams": 2,
+                    "windows": len(result["windows"]),
+                    "bytes_of_result": len(json.dumps(result)),
+                    **{name: value for name, value in figures.items() if name != "text"},
+                }
+            )
+    return found
+
+
+def _to_characterize(n: int, k: int) -> list[dict[str, np.ndarray]]:
+    return list(streams.copy_pair(n, domain=CHARACTERIZE_KEYS, shared=True, seed=1))[:k]
+
+
+def characterize_for_another() -> None:
+    """In a process of its own: time `characterize` on what stdin says, and print the figures."""
+    told = json.load(sys.stdin)
+    tables = _to_characterize(told["rows"], told["streams"])
+    small = [{name: values[:1000] for name, values in table.items()} for table in tables]
+    characterize(*small, key="key", time="ts")  # compiles, if that was not done before
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = perf_counter()
+    result = characterize(*tables, key="key", time="ts")
+    seconds = perf_counter() - begin
+    figures = {
+        "engine": "process",
+        "rows": told["rows"] * told["streams"],
+        "streams": told["streams"],
+        "windows": len(result.windows),
+        "bytes_of_result": len(result.to_json()),
+        "seconds": seconds,
+        "driver_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "driver_bytes_before": before * 1024,
+    }
+    print(json.dumps(figures))
 
 
 # --- one figure --------------------------------------------------------------------------------

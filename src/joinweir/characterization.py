@@ -507,6 +507,7 @@ RECENTLY_LIFTED = 1.5  # lift of a tenth of the window; the same streams reach 1
 SURPRISED = 4.0  # standard deviations of a shuffle
 DRIFTED = 0.4  # `excess_drift`; above it `prob:statistics=window` is ahead of `prob` (0.5: by 20 %)
 CLEARLY_MORE = 2.0  # popularity over recency; `prob` wins from 2.9 on, `gdj` or `lru` up to 1.1
+SOMEWHAT_MORE = 1.25  # the same, of streams that share nothing; even keys reach 1.17 by chance
 
 
 def _findings(found: Characterization) -> dict[str, Any]:
@@ -524,8 +525,9 @@ def _findings(found: Characterization) -> dict[str, Any]:
         told["joins"] = window.n_pairs > 0
         lifted = (window.lift or 0) >= LIFTED or (window.recent_lift or 0) >= RECENTLY_LIFTED
         told["shared"] = lifted and window.surprise >= SURPRISED
+        much = CLEARLY_MORE if told["shared"] else SOMEWHAT_MORE
         most = max(window.kept_by_recency, MEMORY_SHARE)
-        told["popularity_pays"] = window.kept_by_popularity >= CLEARLY_MORE * most
+        told["popularity_pays"] = window.kept_by_popularity >= much * most
     return told
 
 

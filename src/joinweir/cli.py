@@ -459,6 +459,7 @@ def _add_bench(commands: Any) -> None:
     )
     kept.add_argument("--markdown", action="store_true", help="print tables as in docs/choosing.md")
     _add_bench_optimum(things)
+    _add_bench_characterize(things)
     _add_bench_spark(things)
     _add_bench_soak(things)
 
@@ -489,6 +490,34 @@ def _add_bench_optimum(things: Any) -> None:
         type=_several(_real),
         default=(1.0, 0.0),
         help="of each --case's streams; default: 1,0",
+    )
+
+
+def _add_bench_characterize(things: Any) -> None:
+    parser = _command(
+        things,
+        "characterize",
+        _bench_characterize,
+        "time characterize in process and on Spark, and measure its memory",
+        " On Spark at two sizes, so that what grows with the stream can be seen.",
+    )
+    parser.add_argument(
+        "--rows", metavar="N", type=_whole, default=bench.CHARACTERIZE_ROWS, help="in process"
+    )
+    parser.add_argument(
+        "--spark-rows", metavar="N", type=_whole, default=bench.CHARACTERIZE_ON_SPARK,
+        help="of both streams; 0: without Spark",
+    )  # fmt: skip
+    parser.add_argument("--cores", metavar="N", type=_whole, default=2, help="default: 2")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        nargs="?",
+        const=os.environ.get("JOINWEIR_DATA", ""),
+        help="instead: what the real streams of this folder are like; default: JOINWEIR_DATA",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print tables as in docs/characterize.md"
     )
 
 
@@ -1457,6 +1486,81 @@ def _bench_optimum(options: argparse.Namespace) -> None:
     for reason in dict.fromkeys(case["refused"] for case in found if "refused" in case):
         print(f"- {reason}")
     _show_load(machine)
+
+
+def _bench_characterize(options: argparse.Namespace) -> None:
+    machine = bench.machine() | {"joinweir": jw.__version__}
+    absent: list[str] = []
+    if options.spark_rows and options.data is None:
+        _need_spark("bench characterize (--spark-rows 0: without Spark)")
+    for name in ("rows", "spark_rows"):
+        least = 0 if name == "spark_rows" else 1000
+        if 0 < getattr(options, name) < 1000 or getattr(options, name) < least:
+            raise JoinweirError(f"--{name.replace('_', '-')} must be at least 1000")
+    with _Steps(1.0) as steps:
+
+        def progress(text: str, done: float) -> None:
+            steps.at(done, text)
+
+        if options.data is not None:
+            found, absent = bench.characterize_real(options.data, progress)
+        else:
+            found = bench.time_characterize(
+                options.rows, options.spark_rows or None, cores=options.cores, progress=progress
+            )
+    for file in absent:
+        print(f"joinweir: {file} is not in {options.data!r}", file=sys.stderr)
+    if not found:
+        raise JoinweirError(f"no data in {options.data!r}; set JOINWEIR_DATA or give --data DIR")
+    if options.json:
+        _print_json({"machine": machine, "rows": found, "absent": absent})
+        return
+    if options.data is None and not options.markdown:
+        _show_load(machine)
+    show = _real_line if options.data is not None else _speed_line
+    lines = [show(row) for row in found]
+    if options.markdown:
+        print(f"| {' | '.join(lines[0])} |", "|---" * len(lines[0]) + "|", sep="\n")
+        print(*(f"| {' | '.join(line.values())} |" for line in lines), sep="\n")
+        return
+    table = _table(*lines[0], left=list(lines[0])[:1])
+    for line in lines:
+        table.add_row(*line.values())
+    _console().print(table)
+
+
+def _speed_line(row: dict[str, Any]) -> dict[str, str]:
+    cpu, peaks = row.get("cpu_seconds"), row.get("peaks")
+    return {
+        "engine": row["engine"],
+        "streams": str(row["streams"]),
+        "rows": f"{row['rows']:,}",
+        "seconds": f"{row['seconds']:.1f}",
+        "CPU seconds, JVM + Python": f"{cpu['jvm']:.0f} + {cpu['python']:.0f}" if cpu else "",
+        "MB of the driver's Python": f"{row['driver_bytes'] / 2**20:,.0f}",
+        "MB of a worker": f"{peaks['python_largest'] / 2**20:,.0f}" if peaks else "",
+        "KB of the result": f"{row['bytes_of_result'] / 1024:,.0f}",
+    }
+
+
+def _real_line(row: dict[str, Any]) -> dict[str, str]:
+    def both(name: str, form: str) -> str:
+        return " / ".join(format(value, form) for value in row[name])
+
+    return {
+        "streams": row["streams"],
+        "rows": both("rows", ","),
+        "keys": both("keys", ","),
+        "Zipf, least squares": both("zipf_least_squares", ".2f"),
+        "Zipf, likelihood": both("zipf_likelihood", ".2f"),
+        "locality": both("locality", ".2f"),
+        "b": both("b", ".2f"),
+        "window": row["window"],
+        "pairs": f"{row['pairs']:,}",
+        "lift": f"{row['lift']:.2f}",
+        "newest / popular tenth": f"{row['kept_by_recency']:.2f} / {row['kept_by_popularity']:.2f}",
+        "favours": ", ".join(row["favoured"]),
+    }
 
 
 def _show_timings(

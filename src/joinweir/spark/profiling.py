@@ -592,12 +592,26 @@ def characterize_files(
     for file, own, time in zip(files, key_names(asked["key"], len(files), "key"), times):
         open_file(file, [*own, time, *where])
     kinds = [file_kind(file) for file in files]
-    for step in _beside(list(map(str, files)), kinds, cores, heap, asked):
+    figures = measured(list(map(str, files)), kinds, progress, cores, heap, asked)
+    return Characterization.from_json(figures["found"])
+
+
+def measured(
+    files: list[str],
+    kinds: list[str],
+    progress: Progress | None,
+    cores: int | None,
+    heap: str,
+    asked: dict[str, Any],
+) -> dict[str, Any]:
+    """What `run` tells at its end: the result as JSON, seconds and memory."""
+    figures: dict[str, Any] = {}
+    for step in _beside(files, kinds, cores, heap, asked):
         if "text" in step and progress:
             progress(step["text"], step["done"])
         if "found" in step:
-            found = Characterization.from_json(step["found"])
-    return found
+            figures = step
+    return figures
 
 
 def _beside(files, kinds, cores, heap, asked) -> Iterator[dict[str, Any]]:
@@ -638,12 +652,13 @@ def run(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
                 value = values[s if len(values) == len(told["files"]) else 0]
                 frame = frame.where(_quoted(column).cast("string") == F.lit(value))
             frames.append(frame)
-        begin = perf_counter()
+        begin, cpu = perf_counter(), B.cpu_seconds()
         with B.Memory(every=0.5) as memory:
             found = characterize(
                 *frames, **asked, progress=lambda text, done: say({"text": text, "done": done})
             )
             seconds = perf_counter() - begin
+            cpu = {kind: after - cpu[kind] for kind, after in B.cpu_seconds().items()}
             peaks = memory.peaks()
     except JoinweirError as error:
         say({"error": str(error)})
@@ -652,6 +667,7 @@ def run(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
             {
                 "found": found.to_json(),
                 "seconds": seconds,
+                "cpu_seconds": cpu,
                 "driver_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "peaks": peaks,
             }
