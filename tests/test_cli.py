@@ -712,3 +712,33 @@ def test_characterize_ends_with_one_line_on_bad_input(run, files, arguments, mes
     code, out, err = run("characterize", *arguments)
     assert (code, out) == (2, "")
     assert message in err and err.count("\n") == 1
+
+
+def test_bench_characterize_measures_time_and_memory(run_json):
+    found = run_json("bench", "characterize", "--rows", 2000, "--spark-rows", 0)
+    one, two = found["rows"]
+    assert (one["streams"], one["rows"], one["windows"]) == (1, 2000, 0)
+    assert (two["streams"], two["rows"]) == (2, 2000) and two["windows"] > 0
+    assert one["seconds"] > 0 and one["driver_bytes"] > 2**20
+
+
+def test_bench_characterize_describes_real_streams(run, tmp_path):
+    left, right = streams.zipf_pair(300, domain=20, seed=3)
+    tables = [
+        pa.table(
+            {
+                "key": stream["key"],
+                "ts": pa.array(stream["ts"] * 1_000_000, pa.timestamp("us")),
+                "stream": [name] * 300,
+            }
+        )
+        for name, stream in (("sale", left), ("cancel", right))
+    ]
+    pq.write_table(pa.concat_tables(tables), tmp_path / "online_retail.parquet")
+    code, out, err = run("bench", "characterize", "--data", tmp_path, "--markdown")
+    assert code == 0 and "twitter_c52.parquet is not in" in err
+    head, _, line = out.strip().splitlines()
+    assert head.startswith("| streams |") and line.startswith("| online_retail sale × cancel | 300")
+    (tmp_path / "online_retail.parquet").unlink()
+    assert run("bench", "characterize", "--data", tmp_path)[0] == 2
+    assert run("bench", "characterize", "--rows", 10)[0] == 2

@@ -28,6 +28,13 @@ def test_the_readmes_example_prints_what_the_readme_shows(capsys):
     assert capsys.readouterr().out == shown
 
 
+def test_the_example_of_characterize_prints_what_the_page_shows(capsys):
+    page = (DOCS / "characterize.md").read_text()
+    example, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(compile(example, "characterize.md", "exec"), {})
+    assert capsys.readouterr().out == shown
+
+
 def test_links_between_pages_lead_somewhere():
     for page in [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -639,29 +639,30 @@ def _measure_lines(profiles: Sequence[StreamProfile]) -> list[list[str]]:
         return "–" if p.n_out_of_order is None else f"{p.n_out_of_order:,}"
 
     def rate(p: StreamProfile) -> str:
-        return _figure(p.rate, ",.4g") + (" a second" if p.timestamps and p.rate else "")
+        return _figure(p.rate, ",.3g") + ("/s" if p.timestamps and p.rate else "")
 
-    lines: dict[str, Callable[[StreamProfile], str]] = {
-        "rows": lambda p: f"{p.n_rows:,}",
-        "rows with a null key": lambda p: f"{p.n_null:,}",
-        "rows out of order": out_of_order,
-        "keys": lambda p: f"{p.n_distinct:,}",
-        "rows per unit of time": rate,
-        "Zipf exponent, by likelihood": lambda p: _figure(p.zipf.mle),
-        "Zipf exponent, by least squares": lambda p: _figure(p.zipf.exponent),
-        "skew": lambda p: _figure(p.skew, ".1f"),
-        "rows of the top tenth of keys": lambda p: f"{p.top_tenth:.0%}",
-        "mean distance between occurrences": lambda p: _figure(p.mean_iad, ",.1f"),
-        "… in a random order": lambda p: _figure(p.mean_iad_permuted, ",.1f"),
-        "locality": lambda p: _figure(p.locality, ".3f"),
-        "fresh draws b": lambda p: f"{p.model_b:.3f} (h = {len(p.model_a)})",
-        "… in a random order ": lambda p: f"{p.b_permuted[-1]:.3f}",  # same name, other line
-        "entropy: all keys alike": lambda p: f"{bits(p.entropy.uniform):.2f} bits",
-        "… by popularity": lambda p: f"{bits(p.entropy.popularity):.2f} bits",
-        "… given the rows before": lambda p: f"{_figure(bits(p.entropy.log_loss))} bits",
-        "halves differ by": lambda p: f"{p.drift:.2f} ({p.drift_permuted:.2f} in a random order)",
-    }
-    return [[name.strip(), *(show(p) for p in profiles)] for name, show in lines.items()]
+    lines: list[tuple[str, Callable[[StreamProfile], str]]] = [
+        ("rows", lambda p: f"{p.n_rows:,}"),
+        ("rows with a null key", lambda p: f"{p.n_null:,}"),
+        ("rows out of order", out_of_order),
+        ("keys", lambda p: f"{p.n_distinct:,}"),
+        ("rows per unit of time", rate),
+        ("Zipf exponent, by likelihood", lambda p: _figure(p.zipf.mle)),
+        ("Zipf exponent, by least squares", lambda p: _figure(p.zipf.exponent)),
+        ("skew", lambda p: _figure(p.skew, ".1f")),
+        ("rows of the top tenth of keys", lambda p: f"{p.top_tenth:.0%}"),
+        ("mean distance between occurrences", lambda p: _figure(p.mean_iad, ",.1f")),
+        ("… in a random order", lambda p: _figure(p.mean_iad_permuted, ",.1f")),
+        ("locality", lambda p: _figure(p.locality, ".3f")),
+        (f"fresh draws b, h = {len(profiles[0].model_a)}", lambda p: f"{p.model_b:.3f}"),
+        ("… in a random order", lambda p: f"{p.b_permuted[-1]:.3f}"),
+        ("entropy: all keys alike", lambda p: f"{bits(p.entropy.uniform):.2f} bits"),
+        ("… by popularity", lambda p: f"{bits(p.entropy.popularity):.2f} bits"),
+        ("… given the rows before", lambda p: f"{_figure(bits(p.entropy.log_loss))} bits"),
+        ("halves differ by", lambda p: f"{p.drift:.2f}"),
+        ("… in a random order", lambda p: f"{p.drift_permuted:.2f}"),
+    ]
+    return [[name, *(show(p) for p in profiles)] for name, show in lines]
 
 
 def _window_line(window: WindowProfile, profiles: Sequence[StreamProfile]) -> list[str]:

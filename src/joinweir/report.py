@@ -31,7 +31,8 @@ table { border-collapse: collapse; margin: 1rem 0; width: 100%; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }
 th { border-bottom: 2px solid #888; } td.n, th.n { text-align: right; white-space: nowrap; }
 .bar { background: #e8e8e8; width: 9rem; height: .8rem; } .bar div { height: 100%; }
-.chart { height: 26rem; } code { background: #f1f1f1; padding: .1rem .3rem; }
+.wide { overflow-x: auto; } .chart { height: 26rem; }
+code { background: #f1f1f1; padding: .1rem .3rem; }
 """
 
 
@@ -110,7 +111,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         numbers = "".join(f'<{tag} class="n">{cell}</{tag}>' for cell in others)
         return f"<tr><{tag}>{first}</{tag}>{numbers}</tr>"
 
-    return "\n".join(["<table>", line("th", columns), *(line("td", r) for r in rows), "</table>"])
+    lines = ["<table>", line("th", columns), *(line("td", r) for r in rows), "</table>"]
+    return "\n".join(['<div class="wide">', *lines, "</div>"])  # on a phone it scrolls
 
 
 def line_chart(
@@ -212,8 +214,8 @@ def panel_chart(panel: Panel, *, first: bool) -> str:
         margin={"l": 60, "r": 10, "t": 10, "b": 50},
         xaxis=across,
         yaxis=up,
-        # Above the chart: beside it there is no room on a phone.
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0.0},
+        # Below the chart: beside it there is no room on a phone.
+        legend={"orientation": "h", "yanchor": "top", "y": -0.18, "x": 0.0},
         showlegend=len(panel.lines) > 1,
     )
     return _drawn(drawn, first)
@@ -294,6 +296,6 @@ def _drawn(figure: Any, first: bool) -> str:
         include_plotlyjs=first,
         include_mathjax=False,
         default_height="26rem",
-        config={"displaylogo": False},
+        config={"displaylogo": False, "responsive": True},
     )
     return f'<div class="chart">{drawn}</div>'
