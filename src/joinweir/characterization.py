@@ -18,7 +18,7 @@ Example
 >>> [round(window.lift, 1) for window in found.windows]
 [1.0, 1.0]
 >>> found.favoured
-('prob', 'lba')
+('prob', 'lba:horizon=50')
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from .errors import JoinweirError
 from .locality import LocalityModel, Popularity, ZipfFit, zipf_law
 
 MEMORY_SHARE = 0.1  # of the window's rows, for which the verdict guesses
+LBA = "lba:horizon=50"  # looks as far ahead as its model looks back
+LBA_OF_LATE = "lba:statistics=window,horizon=50"  # … and forgets what was popular long ago
 _FORMAT, _VERSION = "joinweir-characterization", 1
 
 
@@ -535,14 +537,14 @@ def _favoured(told: Mapping[str, Any]) -> tuple[str, ...]:
     if told["joins"] is False:
         return ()
     if told["popularity_pays"]:
-        by_count = ("lba", "prob") if any(told["locality"]) else ("prob", "lba")
+        by_count = (LBA, "prob") if any(told["locality"]) else ("prob", LBA)
         return ("prob:statistics=window", *by_count) if any(told["drift"]) else by_count
     if told["shared"]:
         if any(told["drift"]) and any(told["skew"]):
-            return ("prob:statistics=window", "gdj", "lru")
-        return ("gdj", "lru")
+            return ("prob:statistics=window", LBA_OF_LATE)
+        return ("lru", LBA, "gdj")
     if any(told["locality"]):
-        return ("lba",)
+        return (LBA,)
     return ("fifo",)
 
 
@@ -614,9 +616,9 @@ def _about_locality(p: StreamProfile, repeats: bool, spaced_out: bool) -> str:
 
 _WHY = {
     "prob": "counts decide, which is what prob keeps",
-    "lba": "lba also uses how soon a stream repeats its own keys",
+    LBA: "lba also uses how soon a stream repeats its own keys",
     "prob:statistics=window": "counts of the recent window follow moving popularity",
-    "gdj": "a recent match says more than any count, which is what gdj and lru go by",
+    "lru": "a recent row or match says more than any count, which is what these go by",
     "fifo": "no policy has anything to go by, and fifo is the cheapest",
 }
 
