@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from .errors import JoinweirError, unknown
 
@@ -138,11 +137,13 @@ def file_kind(path: str | Path) -> str:
     )
 
 
-def open_file(path: str | Path, names: Sequence[str]) -> ds.Dataset:
+def open_file(path: str | Path, names: Sequence[str]) -> Any:
     """A Parquet, CSV or JSON file (an object a line), or a directory of them, not read yet.
 
     It has the columns that are named, or there is an error.
     """
+    import pyarrow.dataset as ds  # takes pandas with it, which `import joinweir` must not
+
     kind = file_kind(path)
     if not Path(path).exists():
         raise JoinweirError(f"{path}: no such file")
