@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from . import layout as L
 from . import optimum, streams
 from .errors import JoinweirError
 from .policies import Parameters, policy, policy_names, read_policy
-from .profiling import characterize
+from .profiling import characterize, peak_memory
 from .simulation import rows_in_window, simulate
 from .state import JoinConfig, JoinState, make_batch
 
@@ -462,7 +461,7 @@ def characterize_for_another() -> None:
     tables = _to_characterize(told["rows"], told["streams"])
     small = [{name: values[:1000] for name, values in table.items()} for table in tables]
     characterize(*small, key="key", time="ts")  # compiles, if that was not done before
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     begin = perf_counter()
     result = characterize(*tables, key="key", time="ts")
     seconds = perf_counter() - begin
@@ -473,8 +472,8 @@ def characterize_for_another() -> None:
         "windows": len(result.windows),
         "bytes_of_result": len(result.to_json()),
         "seconds": seconds,
-        "driver_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "driver_bytes_before": before * 1024,
+        "driver_bytes": peak_memory(),
+        "driver_bytes_before": before,
     }
     print(json.dumps(figures))
 

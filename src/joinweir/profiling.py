@@ -8,9 +8,11 @@ they come from. A million rows take a few seconds, most of it for the locality m
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,18 @@ def characterize(
         "permutations": permutations if found else 0,
     }
     return Characterization(tuple(profiles), found, settings)
+
+
+def peak_memory() -> int:
+    """Resident bytes that this process had at most so far.
+
+    Not `ru_maxrss`, which a process takes over from the one that started it.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def check_settings(h: object, top: object, seed: object, permutations: object) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +42,7 @@ from ..profiling import (
     finite,
     lags_up_to,
     lengths_of,
+    peak_memory,
     popularity_entropy,
     profile_of,
     read_windows,
@@ -668,7 +668,7 @@ def run(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
                 "found": found.to_json(),
                 "seconds": seconds,
                 "cpu_seconds": cpu,
-                "driver_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "driver_bytes": peak_memory(),
                 "peaks": peaks,
             }
         )
