@@ -33,7 +33,13 @@ from .layout import (
     C_IN,
     C_MATCHED_ARRIVALS,
     C_REFUSED,
+    CHAINED,
     CLOCK,
+    COMBINE,
+    COMBINE_MAX,
+    COMBINE_MEAN,
+    COMBINE_MIN,
+    COMBINE_PRODUCT,
     COUNT_WINDOW,
     DIGEST,
     EVICT_FIRST,
@@ -43,6 +49,9 @@ from .layout import (
     FREE_LOG,
     FREE_SLOT,
     HISTORY,
+    IMP_ARRIVING,
+    IMP_EXACT,
+    IMP_OUT,
     INSERTS,
     KEEP_LOG,
     LOG_BYTES,
@@ -70,6 +79,7 @@ from .layout import (
     REFUSED,
     SKETCH,
     STATISTICS,
+    UNWEIGHED,
     WANTED,
     WINDOW,
 )
@@ -136,7 +146,7 @@ def add_group(S, key):
         S.cell[g * k + s].seen = 0
         S.cell[g * k + s].known = 0
         S.cell[g * k + s].instant = NIL
-        if not S.reg[ORDERED]:
+        if S.reg[CHAINED]:
             S.chain[g * k + s].head = NIL
             S.chain[g * k + s].tail = NIL
     return g
@@ -349,6 +359,43 @@ def is_partner(S, side, other):
     return other != side and (k == 2 or S.reg[PARTNER] != NEXT or other == (side + 1) % k)
 
 
+# --- importance --------------------------------------------------------------------------------
+@kernel
+def importance_of(S, slot):
+    """Importance of a held row; 1 in a join without."""
+    return 1.0 if S.reg[COMBINE] == UNWEIGHED else S.slot_imp[slot]
+
+
+@kernel
+def arriving_importance(S):
+    """Importance of the row for which a victim is sought; 1 in a join without."""
+    return 1.0 if S.reg[COMBINE] == UNWEIGHED else S.totals[IMP_ARRIVING]
+
+
+@kernel
+def fold(how, a, b):
+    """Importance of several rows so far, and one more; a mean is divided by who asks."""
+    if how == COMBINE_MIN:
+        return min(a, b)
+    if how == COMBINE_MAX:
+        return max(a, b)
+    if how == COMBINE_PRODUCT:
+        return a * b
+    return a + b
+
+
+@kernel
+def importance_of_matches(S, nodes, imps, first, n, imp):
+    """Summed importance of the results of an arrival with n rows of a chain."""
+    how = S.reg[COMBINE]
+    total = 0.0
+    at = first
+    for _ in range(n):
+        total += fold(how, imp, imps[at])
+        at = nodes[at].knext
+    return total / 2.0 if how == COMBINE_MEAN else total
+
+
 # --- matches -----------------------------------------------------------------------------------
 @kernel
 def in_window(nodes, first, last, n, t, t_end, before_t):
@@ -368,12 +415,14 @@ def in_window(nodes, first, last, n, t, t_end, before_t):
 
 
 @kernel
-def combinations(S, g, side, t, t_end, row, from_log, out, n):
+def combinations(S, g, side, t, t_end, row, imp, from_log, out, n):
     """Results of an arrival in a k-way join: one row of every other side, max ts < min end.
 
-    They are written to `out` from n on, unless it has no rows; returned is the next n.
+    They are written to `out` from n on, unless it has no rows; returned is the next n. In a join
+    with importances theirs is added to the totals.
     """
     k = S.reg[N_STREAMS]
+    how = S.reg[COMBINE]
     at, latest, earliest_end = S.scratch[0], S.scratch[1], S.scratch[2]
     emit = out.shape[0] > 0
     latest[0], earliest_end[0] = t, t_end
@@ -384,6 +433,15 @@ def combinations(S, g, side, t, t_end, row, from_log, out, n):
             if emit:
                 for s in range(k):
                     out[n, s] = row if s == side else S.slot[at[s]].row
+            if how != UNWEIGHED:
+                worth = imp
+                for s in range(k):
+                    if s != side:
+                        other = S.log_imp[at[s]] if from_log else S.slot_imp[at[s]]
+                        worth = fold(how, worth, other)
+                if how == COMBINE_MEAN:
+                    worth /= k
+                S.totals[IMP_EXACT if from_log else IMP_OUT] += worth
             n += 1
             depth -= 1
             fresh = False
@@ -420,7 +478,7 @@ def combinations(S, g, side, t, t_end, row, from_log, out, n):
 
 # --- accounting --------------------------------------------------------------------------------
 @kernel
-def log_arrival(S, g, side, t, t_end):
+def log_arrival(S, g, side, t, t_end, imp):
     k = S.reg[N_STREAMS]
     entry = np.int32(S.reg[FREE_LOG])
     S.reg[FREE_LOG] = S.log[entry].enext
@@ -428,8 +486,10 @@ def log_arrival(S, g, side, t, t_end):
     S.log[entry].ts = t
     S.log[entry].end = t_end
     S.log[entry].group = g
+    if S.reg[COMBINE] != UNWEIGHED:
+        S.log_imp[entry] = imp
     link_by_time(S.log, S.logs, side, entry)
-    if not S.reg[ORDERED]:
+    if S.reg[CHAINED]:
         chain_by_time(S.log, S.chain, g * k + side, entry)
     S.cell[g * k + side].live += 1
     S.side[side].logged += 1
@@ -441,7 +501,7 @@ def unlog(S, entry, side):
     k = S.reg[N_STREAMS]
     g = S.log[entry].group
     unlink(S.log, S.logs, side, entry)
-    if not S.reg[ORDERED]:
+    if S.reg[CHAINED]:
         unchain(S.log, S.chain, g * k + side, entry)
     S.cell[g * k + side].live -= 1
     S.side[side].logged -= 1
@@ -453,20 +513,25 @@ def unlog(S, entry, side):
 
 
 @kernel
-def exact_matches(S, g, side, t, t_end):
-    """How many results this arrival has in the exact join."""
+def exact_matches(S, g, side, t, t_end, imp):
+    """How many results this arrival has in the exact join; their importance joins the totals."""
     k = S.reg[N_STREAMS]
     n = 1
     for s in range(k):
         if s != side:
             n *= S.cell[g * k + s].live
-    if S.reg[ORDERED] or n == 0:
+    weighed = S.reg[COMBINE] != UNWEIGHED
+    if (S.reg[ORDERED] and not weighed) or n == 0:
         return n
     if k == 2:
         c = g * k + 1 - side
-        n, _ = in_window(S.log, S.chain[c].head, S.chain[c].tail, n, t, t_end, False)
+        first = S.chain[c].head
+        if not S.reg[ORDERED]:
+            n, first = in_window(S.log, first, S.chain[c].tail, n, t, t_end, False)
+        if weighed:
+            S.totals[IMP_EXACT] += importance_of_matches(S, S.log, S.log_imp, first, n, imp)
         return n
-    return combinations(S, g, side, t, t_end, 0, True, S.nothing, 0)
+    return combinations(S, g, side, t, t_end, 0, imp, True, S.nothing, 0)
 
 
 @kernel
@@ -848,7 +913,7 @@ def pool_is_empty(S, pool):
 
 
 @kernel
-def put_in(S, g, s, t, t_end, seq, row, size):
+def put_in(S, g, s, t, t_end, seq, row, size, imp):
     """Take a row in: it gets a slot and its places in the lists."""
     k = S.reg[N_STREAMS]
     slot = np.int32(S.reg[FREE_SLOT])
@@ -863,6 +928,8 @@ def put_in(S, g, s, t, t_end, seq, row, size):
     S.slot[slot].side = s
     S.slot[slot].size = size
     S.slot[slot].mark = S.cell[g * k + s].hits
+    if S.reg[COMBINE] != UNWEIGHED:
+        S.slot_imp[slot] = imp
     chain_by_time(S.slot, S.cell, g * k + s, slot)
     link_by_time(S.slot, S.expiry, s, slot)
     S.cell[g * k + s].rows += 1
@@ -890,6 +957,7 @@ def admit(
     seq,
     row,
     size,
+    imp,
     wanted,
     shed,
     n_shed,
@@ -905,6 +973,7 @@ def admit(
         t_end <= S.side[s].clock and not S.reg[COUNT_WINDOW]
     )  # came after its partners' last chance
     refused = dead or not wanted or size > S.pool[pool].cap
+    S.totals[IMP_ARRIVING] = imp
     # A refused row can still leave the pool too full: its log entry takes room, too.
     while S.pool[pool].used + (0 if refused else size) > S.pool[pool].cap:
         if pool_is_empty(S, pool):
@@ -931,7 +1000,7 @@ def admit(
         S.counters[s, C_REFUSED] += 1
         n_shed = write_shed(shed, n_shed, s, row, REFUSED, 0)
     else:
-        slot = put_in(S, g, s, t, t_end, seq, row, size)
+        slot = put_in(S, g, s, t, t_end, seq, row, size, imp)
         on_insert(S, P, slot, g, s, t)
         if S.reg[STATISTICS] == MEMORY:
             on_count(S, P, g, s, t, False)
@@ -939,7 +1008,7 @@ def admit(
 
 
 @inlined
-def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, on_match):
+def probe(S, P, g, s, t, t_end, seq, row, imp, before_t, out, n_out, on_match):
     """Find the held partners of a row, credit them, and write the results."""
     k = S.reg[N_STREAMS]
     if k == 2:
@@ -956,6 +1025,8 @@ def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, on_match):
                 S.counters[s, C_MATCHED_ARRIVALS] += 1
                 S.reg[N_OUT] += n
                 cell.hits += 1
+                if S.reg[COMBINE] != UNWEIGHED:
+                    S.totals[IMP_OUT] += importance_of_matches(S, S.slot, S.slot_imp, first, n, imp)
                 if out.shape[0] > 0:
                     at = first
                     for i in range(n_out, n_out + n):
@@ -971,10 +1042,10 @@ def probe(S, P, g, s, t, t_end, seq, row, before_t, out, n_out, on_match):
                 n *= S.cell[g * k + other].rows
         if n > 0:
             if out.shape[0] > 0:
-                n = combinations(S, g, s, t, t_end, row, False, out, n_out) - n_out
+                n = combinations(S, g, s, t, t_end, row, imp, False, out, n_out) - n_out
                 n_out += n
-            elif not S.reg[ORDERED]:
-                n = combinations(S, g, s, t, t_end, row, False, out, 0)
+            elif not S.reg[ORDERED] or S.reg[COMBINE] != UNWEIGHED:
+                n = combinations(S, g, s, t, t_end, row, imp, False, out, 0)
             if n > 0:
                 S.counters[s, C_MATCHED_ARRIVALS] += 1
                 S.reg[N_OUT] += n
@@ -1020,7 +1091,7 @@ def most_results(S, batch, first, stop):
 
 
 @inlined
-def note(S, P, g, s, key, t, t_end, action, on_count):
+def note(S, P, g, s, key, t, t_end, imp, action, on_count):
     """Statistics and accounting of an arrival, whatever becomes of it."""
     if S.reg[ACCOUNTING] == SKETCH:
         if S.reg[ORDERED]:
@@ -1029,9 +1100,9 @@ def note(S, P, g, s, key, t, t_end, action, on_count):
             sketch_unordered(S, key, s, t)
     if S.reg[KEEP_LOG]:
         if S.reg[ACCOUNTING] == EXACT:
-            S.reg[N_EXACT] += exact_matches(S, g, s, t, t_end)
+            S.reg[N_EXACT] += exact_matches(S, g, s, t, t_end, imp)
         if t_end > S.side[s].clock or S.reg[COUNT_WINDOW]:
-            log_arrival(S, g, s, t, t_end)
+            log_arrival(S, g, s, t, t_end, imp)
     if action != 0:  # a row dropped ahead of the join is not seen by it
         S.cell[g * S.reg[N_STREAMS] + s].seen += 1
         S.side[s].seen += 1
@@ -1096,6 +1167,7 @@ def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_r
     S.reg[DIGEST] = ENGINE_DIGEST
     n = batch.ts.size
     order = S.reg[ORDER]
+    weighed = S.reg[COMBINE] != UNWEIGHED
     n_out = 0
     n_shed = 0
     i = start
@@ -1125,7 +1197,8 @@ def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_r
                 batch.alike[r] = cell.instant
                 cell.instant = r
             t_end = end_of(S, batch, r, s)
-            note(S, P, g, s, batch.key[r], t, t_end, batch.action[r], on_count)
+            imp = batch.imp[r] if weighed else 1.0
+            note(S, P, g, s, batch.key[r], t, t_end, imp, batch.action[r], on_count)
         for phase in range(2):
             probing = (phase == 0) != (order == EVICT_FIRST)
             for r in range(i, stop):
@@ -1134,18 +1207,20 @@ def join_loop(S, P, batch, start, out, shed, on_count, on_match, on_insert, on_r
                 seq = first_seq + r - i
                 t_end = end_of(S, batch, r, s)
                 row, size, action = batch.row[r], batch.size[r], batch.action[r]
+                imp = batch.imp[r] if weighed else 1.0
                 if not probing:
                     S.reg[PLACED] = NIL
                     n_shed = admit(
-                        S, P, g, s, t, t_end, seq, row, size, action & INSERTS, shed, n_shed,
+                        S, P, g, s, t, t_end, seq, row, size, imp, action & INSERTS, shed, n_shed,
                         on_count, on_insert, on_remove, victim,
                     )  # fmt: skip
                     if order == PROBE_FIRST:
                         batch.alike[r] = np.int32(S.reg[PLACED])
                 elif action & PROBES:
                     n_out = probe(
-                        S, P, g, s, t, t_end, seq, row, order == EVICT_FIRST, out, n_out, on_match
-                    )
+                        S, P, g, s, t, t_end, seq, row, imp, order == EVICT_FIRST, out, n_out,
+                        on_match,
+                    )  # fmt: skip
                     if order != PROBE_FIRST and s == 0:
                         n_out = pairs_of_instant(S, batch, r, out, n_out)
         S.reg[PINNED] = NIL
@@ -1165,6 +1240,10 @@ def pairs_of_instant(S, batch, r, out, n_out):
     while other != NIL:
         if batch.action[other] & PROBES:
             S.reg[N_OUT] += 1
+            how = S.reg[COMBINE]
+            if how != UNWEIGHED:
+                worth = fold(how, batch.imp[r], batch.imp[other])
+                S.totals[IMP_OUT] += worth / 2.0 if how == COMBINE_MEAN else worth
             if out.shape[0] > 0:
                 out[n_out, 0] = batch.row[r]
                 out[n_out, 1] = batch.row[other]

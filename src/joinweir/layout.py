@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = b"JWEIR\x00"
 
 NIL = -1  # no slot, no group, no log entry
@@ -50,8 +50,18 @@ NOT_ADMITTED = -1  # what a policy's `victim` returns when the newcomer itself l
     WANTED,  # room for results that the next row needs
     LEAST_SIZE,  # smallest charge of any row so far
     PLACED,  # slot that the last admitted row went to, or NIL
+    COMBINE,  # importance of a result from its rows' ones, see below; UNWEIGHED: there is none
+    CHAINED,  # 1: a key's logged arrivals are chained, to be visited one by one
     REG_SIZE,
-) = range(29)
+) = range(31)
+
+# --- Store.totals: sums of importances ---------------------------------------------------------
+(
+    IMP_OUT,  # of the results produced
+    IMP_EXACT,  # of the exact join (accounting = exact)
+    IMP_ARRIVING,  # no sum: importance of the row that asks for room
+    TOTALS,
+) = range(4)
 
 # --- Store.counters: one row a side ------------------------------------------------------------
 C_IN, C_EVICTED, C_REFUSED, C_EXPIRED, C_MATCHED_ARRIVALS, COUNTERS = range(6)
@@ -64,6 +74,9 @@ HISTORY, WINDOW, MEMORY, ORACLE = range(4)  # STATISTICS
 STATISTICS_SOURCES = ("history", "window", "memory", "oracle")
 NEXT, PRODUCT = range(2)  # PARTNER
 PARTNERS = ("next", "product")
+# COMBINE
+UNWEIGHED, COMBINE_MIN, COMBINE_SUM, COMBINE_PRODUCT, COMBINE_MAX, COMBINE_MEAN = range(6)
+COMBINATIONS = ("", "min", "sum", "product", "max", "mean")
 PROBES, INSERTS = 1, 2  # bits of a row's `action`
 EVICTED, REFUSED = 0, 1  # why a row was shed
 REASONS = ("evicted", "not admitted")
@@ -137,7 +150,7 @@ LOGGED = record(  # an arrival in the window, kept or not
     ts="i8",
     end="i8",
     group="i4",
-    knext="i4",  # used only when rows come out of order
+    knext="i4",  # used only when CHAINED
     kprev="i4",
     enext="i4",
     eprev="i4",
@@ -156,9 +169,13 @@ class Store(NamedTuple):
     table: np.ndarray  # PLACE[a power of two >= 1.5 * groups]
     group: np.ndarray  # GROUP[groups]
     cell: np.ndarray  # CELL[groups * k]
-    chain: np.ndarray  # CHAIN[groups * k] when rows may come out of order
+    chain: np.ndarray  # CHAIN[groups * k] when CHAINED
     slot: np.ndarray  # SLOT[rows]
     log: np.ndarray  # LOGGED[arrivals in the window]
+    # Importances stand apart: a SLOT fills one cache line, and most joins have none.
+    slot_imp: np.ndarray  # float64[rows] of held rows, when weighed
+    log_imp: np.ndarray  # float64[arrivals in the window] of logged arrivals, when weighed
+    totals: np.ndarray  # float64[TOTALS]
     sketch: np.ndarray  # int32[k, panes + 1, depth, width] counters of a pane
     sketch_sum: np.ndarray  # int32[k, depth, width] over the live panes
     # int64[k, panes + 1] which pane stands in a place, or NO_PANE; or, when rows may come out of
@@ -181,6 +198,7 @@ class Batch(NamedTuple):
     row: np.ndarray  # int64[n]
     size: np.ndarray  # int32[n] charge against the budget
     action: np.ndarray  # uint8[n] bits PROBES, INSERTS
+    imp: np.ndarray  # float64[n] importance > 0; float64[0] in a join without
     group: np.ndarray  # int32[n] filled in: the row's group while it is processed
     alike: np.ndarray  # int32[n] filled in: the next row of the instant with the same key and side;
     # when rows come one by one, the slot that the row went to, or NIL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -13,6 +13,7 @@ import numpy as np
 from . import layout as L
 from .errors import JoinweirError, unknown
 from .metrics import recall as recall_of
+from .metrics import relative_importance
 from .policies import Parameters, Sizes, definition, policy, read_policy
 from .state import (
     GHOST_SHARE,
@@ -20,16 +21,19 @@ from .state import (
     JoinConfig,
     JoinState,
     Known,
+    Outcome,
     can_be_informed,
     index_bytes_per_row,
     log_entry_bytes,
     make_batch,
+    rows_of_batch,
 )
-from .tables import Times, bytes_per_row, n_rows, read_keys, read_times
+from .tables import Times, bytes_per_row, n_rows, read_importance, read_keys, read_times
 from .units import memory_bytes, time_length
 
 ALLOCATIONS = ("even", "rates", "unified")
 SIDES = ("left", "right")
+COMBINATIONS = L.COMBINATIONS[1:]
 HAS_NO_USE_FOR_KNOWN = (
     "policy {policy!r} has no use for known=; those with statistics='history', lba and elba have"
 )
@@ -97,6 +101,11 @@ class JoinResult:
         Row numbers of the results, an array a stream; None if not asked for.
     shed
         The rows that were shed; None if not asked for.
+    importance, importance_exact, importance_recall
+        If rows have importances: summed up over the results, over the exact join (None unless
+        accounted exactly), and their ratio.
+    pair_importance
+        Importance of each of the `pairs`, so that a further join can use it.
     bytes_held, max_bytes
         With a budget in bytes: what the join takes at the end, and what it was allowed.
     """
@@ -117,6 +126,9 @@ class JoinResult:
     bytes_held: int | None = None
     max_bytes: int | None = None
     capacity: tuple[int, ...] | None = None
+    importance: float | None = None
+    importance_exact: float | None = None
+    pair_importance: np.ndarray | None = field(repr=False, default=None)
 
     @property
     def n_shed(self) -> int:
@@ -130,8 +142,18 @@ class JoinResult:
             return None
         return recall_of(self.n_out, max(self.n_exact, 0))
 
+    @cached_property
+    def importance_recall(self) -> float | None:
+        """Share of the exact join's importance that was produced."""
+        if self.importance is None or self.importance_exact is None:
+            return None
+        # Both are sums of floats, and not always in the same order.
+        return min(1.0, relative_importance(self.importance, self.importance_exact))
+
     def to_dict(self) -> dict[str, Any]:
         """Counts as plain numbers, for JSON."""
+        weighed = ("importance", "importance_exact", "importance_recall")
+        weighed = weighed if self.importance is not None else ()
         names = ("n_in", "n_null", "n_late", "n_evicted", "n_refused", "n_expired", "rows_held")
         return {
             "policy": str(self.policy),
@@ -143,6 +165,7 @@ class JoinResult:
             **{name: list(getattr(self, name)) for name in names},
             "bytes_held": self.bytes_held,
             "max_bytes": self.max_bytes,
+            **{name: getattr(self, name) for name in weighed},
         }
 
     def __repr__(self) -> str:
@@ -155,6 +178,10 @@ class JoinResult:
             for name, word in (("n_late", "late"), ("n_null", "with a null key"))
             if sum(getattr(self, name))
         )
+        if self.importance is not None:
+            share += f", importance {self.importance:,.6g}"
+            if self.importance_recall is not None:
+                share += f" ({self.importance_recall:.1%} of the exact join's)"
         return (
             f"<{self.policy}: {self.n_out:,} results, exact join {exact}{share}; "
             f"{sum(self.n_in):,} rows in, {lost}, {sum(self.rows_held):,} held>"
@@ -184,6 +211,8 @@ def simulate(
     pairs: bool = True,
     shed: bool = True,
     known: Any = None,
+    importance: str | Sequence[str | None] | None = None,
+    combine: str | Callable[[np.ndarray, np.ndarray], np.ndarray] = "min",
 ) -> JoinResult:
     """Join streams over sliding windows within a memory budget, and count what is lost.
 
@@ -236,6 +265,13 @@ def simulate(
     known
         What `jw.characterize` found of these streams, or of earlier days of them, with one profile
         a stream. History statistics start from its frequencies, `lba` and `elba` from its models.
+    importance
+        Column of the rows' importances (finite, above 0): one name, or a tuple with one a stream;
+        None in a tuple: all rows of that stream have 1. Policies such as `dgl` look at them, and
+        the result sums them up. Not given: all rows have 1, and nothing is summed up.
+    combine
+        Importance of a result from those of its rows: ``min``, ``sum``, ``product``, ``max``,
+        ``mean``, or a function of two arrays that returns one (of k streams: from left to right).
 
     Returns
     -------
@@ -254,8 +290,10 @@ def simulate(
     chosen = read_policy(policy)
     problem = _read(
         tables, labels, on=on, time=time, within=within, closed=closed, lateness=lateness,
-        known=known,
+        known=known, importance=importance,
     )  # fmt: skip
+    if not callable(combine) and combine not in COMBINATIONS:
+        raise unknown("combine", combine, (*COMBINATIONS, "a function of two arrays"))
     if accounting is None:
         timed = not problem.count_window and not problem.landmarks
         can_sketch = timed and (lateness is None or problem.streams == 2)
@@ -281,6 +319,7 @@ def simulate(
         landmarks=problem.landmarks,
         accounting=accounting,
         seed=int(seed),
+        importance=_engine_combination(problem, combine),
     )
     budget = _budget(config, problem, max_rows, memory, allocation)
     config = budget.config
@@ -291,8 +330,11 @@ def simulate(
             raise JoinweirError(HAS_NO_USE_FOR_KNOWN.format(policy=str(chosen)))
         state.inform(problem.known)
     batch = problem.batch(config, budget.row_bytes, action)
-    outcome = state.process(batch, results=pairs, shed=shed)
-    return _result(state, problem, budget, outcome, pairs, shed)
+    if problem.imps is None:
+        outcome = state.process(batch, results=pairs, shed=shed)
+        return _result(state, problem, budget, outcome, pairs, shed)
+    outcome, weights = _process_weighed(state, problem, batch, combine, pairs, shed)
+    return _result(state, problem, budget, outcome, pairs, shed, weights)
 
 
 def start(config: JoinConfig, problem: Problem) -> JoinState:
@@ -330,6 +372,7 @@ class Problem:
     count_window: bool
     landmarks: bool
     known: tuple[Known, ...] = ()  # what is known of the streams beforehand, if it is
+    imps: tuple[np.ndarray, ...] | None = None  # per stream as read, if rows have importances
 
     @property
     def streams(self) -> int:
@@ -348,7 +391,19 @@ class Problem:
             end=self.end,
             size=size,
             action=action,
+            imp=self.imp,
         )
+
+    @property
+    def imp(self) -> np.ndarray | None:
+        """Importances in the order of processing, if rows have them."""
+        if self.imps is None:
+            return None
+        found = np.empty(self.ts.size)
+        for s, values in enumerate(self.imps):
+            mine = self.side == s
+            found[mine] = values[self.row[mine]]
+        return found
 
     def rates(self) -> np.ndarray:
         """Rows per tick of each stream, over the whole time that any stream spans."""
@@ -397,7 +452,7 @@ class LearningView:
             accounting="off",
         )
         batch = p.batch(exact, None)
-        batch = L.Batch(*(values[:n] for values in batch))
+        batch = rows_of_batch(batch, slice(0, n))
         found = JoinState(exact).process(batch).results
         times = np.zeros((p.streams, int(p.rows.max())), np.int64)
         times[p.side[:n], p.row[:n]] = p.ts[:n]
@@ -467,7 +522,9 @@ def _key_names(on: Any, k: int) -> list[list[str]]:
     return names
 
 
-def _read(tables, labels, *, on, time, within, closed, lateness, known=None) -> Problem:
+def _read(
+    tables, labels, *, on, time, within, closed, lateness, known=None, importance=None
+) -> Problem:
     k = len(tables)
     key_names = _key_names(on, k)
     time_names = _per_stream(time, k, "time")
@@ -480,6 +537,7 @@ def _read(tables, labels, *, on, time, within, closed, lateness, known=None) -> 
     if len({(t.timestamps, t.scale, t.zoned) for t in filled}) > 1:
         kinds = ", ".join(f"{w} {n!r}" for w, n in zip(labels, time_names))
         raise JoinweirError(f"time columns are of different kinds ({kinds}); cast one")
+    imps = None if importance is None else _importances(tables, labels, importance, counts)
     profiles = [] if known is None else profiles_of(known, key_names, labels)
     keys, nulls = read_keys(
         [*tables, *(profile.key_table() for profile in profiles)],
@@ -541,7 +599,27 @@ def _read(tables, labels, *, on, time, within, closed, lateness, known=None) -> 
             )
             for profile, key in zip(profiles, keys[k:])
         ),
+        imps=imps,
     )
+
+
+def _importances(tables, labels, importance, counts) -> tuple[np.ndarray, ...]:
+    """Importance of every row, stream by stream."""
+    names = _per_stream(importance, len(tables), "importance")
+    if not any(isinstance(name, str) for name in names):
+        raise JoinweirError(f"importance must name a column, not {importance!r}")
+    found = []
+    for table, name, label, n in zip(tables, names, labels, counts):
+        if name is not None and not isinstance(name, str):
+            raise JoinweirError(f"importance must name columns, not {name!r}")
+        imp = np.ones(n) if name is None else read_importance(table, name, label)
+        if imp.size != n:
+            raise JoinweirError(
+                f"importance column {name!r} of the {label} stream has {imp.size:,} rows instead "
+                f"of {n:,}"
+            )
+        found.append(imp)
+    return tuple(found)
 
 
 def profiles_of(known: Any, key_names: list[list[str]], labels: Sequence[str]) -> Sequence[Any]:
@@ -612,7 +690,7 @@ def _budget(config: JoinConfig, problem: Problem, max_rows, memory, allocation) 
         amounts = [whole_number(v, "max_rows") for v in given]
     else:
         amounts = [memory_bytes(v) for v in given]
-        charge = index_bytes_per_row(k) + policy_bytes_per_row(config)
+        charge = _index_bytes(config) + policy_bytes_per_row(config)
         row_bytes = [bytes_per_row(table) + charge for table in problem.tables]
     unit = "rows" if memory is None else "bytes"
     ready, fixed, for_rows = with_capacity(config, amounts, unit, allocation, problem.rates())
@@ -687,7 +765,7 @@ def _refuse_a_log_that_does_not_fit(config: JoinConfig, problem: Problem, least:
             end = ts + config.lifetimes[s] if problem.end is None else np.sort(problem.end[mine])
             end += max(config.lateness, default=0)
             alive = int((np.arange(1, n + 1) - np.searchsorted(end, ts, "right")).max(initial=0))
-        log[pool] += alive * log_entry_bytes(config.streams)
+        log[pool] += alive * log_entry_bytes(config.streams, config.importance is not None)
     for needed, there in zip(log, config.capacity):
         if needed + least > there:
             what, other = "statistics='window'", "other statistics"
@@ -769,10 +847,14 @@ def _nbytes(part: Any) -> int:
     return part.nbytes if isinstance(part, np.ndarray) else sum(_nbytes(p) for p in part)
 
 
+def _index_bytes(config: JoinConfig) -> int:
+    return index_bytes_per_row(config.streams, config.importance is not None)
+
+
 def _mean_charge(config: JoinConfig, problem: Problem) -> float:
     if config.unit == "rows":
         return 1.0
-    charge = index_bytes_per_row(config.streams) + policy_bytes_per_row(config)
+    charge = _index_bytes(config) + policy_bytes_per_row(config)
     return float(np.mean([bytes_per_row(table) for table in problem.tables])) + charge
 
 
@@ -813,8 +895,84 @@ def _share_that_fits(problem: Problem, config: JoinConfig, s: int) -> float:
     return max(0.0, 1 - rows_held / window) if window > 0 else 0.0
 
 
+# --- importance ------------------------------------------------------------------------------
+class Weights(NamedTuple):
+    """Importance of the results, of the exact join if known, and of each pair if wanted."""
+
+    out: float
+    exact: float | None
+    pairs: np.ndarray | None
+
+
+def _engine_combination(problem: Problem, combine: Any) -> str | None:
+    """What the engine is to sum up; of a function it knows nothing, so its sums are not read."""
+    if problem.imps is None:
+        return None
+    return COMBINATIONS[0] if callable(combine) else combine
+
+
+def _process_weighed(
+    state: JoinState, problem: Problem, batch: L.Batch, combine: Any, pairs: bool, shed: bool
+) -> tuple[Outcome, Weights]:
+    """Process all rows, and find the importance of what came of them."""
+    wanted = pairs or callable(combine)
+    found, lost, weights, total = [], [], [np.empty(0)], 0.0
+    for piece in state.process_in_pieces(batch, results=wanted, shed=shed):
+        lost.append(piece.shed)
+        if wanted:
+            weight = combined(problem.imps, piece.results, combine)
+            total += float(weight.sum())
+        if pairs:
+            found.append(piece.results)
+            weights.append(weight)
+    out, exact = state.importance_totals()
+    if callable(combine):
+        out = total
+        exact = _exact_importance(state.config, problem, combine) if exact is not None else None
+    outcome = Outcome(
+        np.concatenate([np.empty((0, problem.streams), np.int64), *found]),
+        np.concatenate([np.empty((0, 4), np.int64), *lost]),
+    )
+    return outcome, Weights(out, exact, np.concatenate(weights) if pairs else None)
+
+
+def _exact_importance(config: JoinConfig, problem: Problem, combine: Callable) -> float:
+    """Importance of the exact join by a function, piece by piece."""
+    exact = replace(
+        config, policy=policy("full"), capacity=None, unit="rows", accounting="off", importance=None
+    )
+    pieces = JoinState(exact).process_in_pieces(problem.batch(exact, None))
+    return sum(float(combined(problem.imps, piece.results, combine).sum()) for piece in pieces)
+
+
+def combined(
+    imps: Sequence[np.ndarray], rows: np.ndarray, combine: str | Callable = "min"
+) -> np.ndarray:
+    """Importance of each result, given the importances of each stream's rows and their numbers.
+
+    >>> left, right = np.array([1.0, 5.0]), np.array([2.0, 3.0])
+    >>> combined((left, right), np.array([[0, 0], [1, 1]]), "min")
+    array([1., 3.])
+    """
+    fold = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(combine, np.add)
+    if callable(combine):
+        fold = combine
+    worth = imps[0][rows[:, 0]]
+    for s in range(1, len(imps)):
+        worth = fold(worth, imps[s][rows[:, s]])
+        if callable(combine):
+            worth = np.asarray(worth, np.float64)
+            if worth.shape != (len(rows),) or not np.isfinite(worth).all():
+                raise JoinweirError(
+                    "combine must return one finite number for each pair of its two arrays"
+                )
+    return worth / len(imps) if combine == "mean" else worth
+
+
 # --- the answer ------------------------------------------------------------------------------
-def _result(state: JoinState, problem: Problem, budget: Budget, outcome, pairs, shed) -> JoinResult:
+def _result(
+    state: JoinState, problem: Problem, budget: Budget, outcome, pairs, shed, weights=None
+) -> JoinResult:
     counters = state.store.counters
     exact, error = state.exact_size()
 
@@ -846,4 +1004,7 @@ def _result(state: JoinState, problem: Problem, budget: Budget, outcome, pairs, 
             else None
         ),
         capacity=state.config.capacity,
+        importance=weights.out if weights else None,
+        importance_exact=weights.exact if weights else None,
+        pair_importance=weights.pairs if weights else None,
     )

@@ -58,6 +58,9 @@ class JoinConfig:
         Life in rows of the own stream instead of ticks.
     landmarks
         True if each row's end is given with it rather than by its stream's lifetime.
+    importance
+        How a result's importance comes from those of its rows (`layout.COMBINATIONS`). None: rows
+        have none, and none is summed up.
     max_idle
         How many keys to remember for their frequency alone. None: all.
     """
@@ -73,6 +76,7 @@ class JoinConfig:
     landmarks: bool = False
     accounting: str = "exact"
     seed: int = 0
+    importance: str | None = None
     max_idle: int | None = None
     sketch_depth: int = 8
     sketch_width: int = 2048
@@ -202,7 +206,7 @@ class JoinState:
         start, n = 0, batch.ts.size
         while start < n:
             stop = self._end_of_chunk(batch, start)
-            part = L.Batch(*(column[start:stop] for column in batch))
+            part = rows_of_batch(batch, slice(start, stop))
             yield from self._process_chunk(part, results, shed, room)
             start = stop
 
@@ -310,7 +314,9 @@ class JoinState:
         scaled = tuple(int(max(1, c // self.sample)) for c in cap)
         return [
             JoinState(
-                dataclasses.replace(self.config, policy=choice, capacity=scaled, accounting="off")
+                dataclasses.replace(
+                    self.config, policy=choice, capacity=scaled, accounting="off", importance=None
+                )
             )
             for choice in self.choices
         ]
@@ -320,7 +326,7 @@ class JoinState:
 
     def _feed_ghosts(self, part: L.Batch) -> None:
         if self.sample > 1:
-            part = L.Batch(*(column[_sampled(part.key, self.sample)] for column in part))
+            part = rows_of_batch(part, _sampled(part.key, self.sample))
         else:  # their slots are not the caller's
             part = part._replace(group=np.empty_like(part.group), alike=np.empty_like(part.alike))
         for ghost in self.ghosts:
@@ -406,8 +412,10 @@ class JoinState:
         new = JoinState(config)
         old = self.store
         k = config.streams
-        held = np.flatnonzero(old.slot["row"] != L.NIL)
-        held = old.slot[held[np.argsort(old.slot["seq"][held])]]
+        places = np.flatnonzero(old.slot["row"] != L.NIL)
+        places = places[np.argsort(old.slot["seq"][places])]
+        held = old.slot[places]
+        imp = old.slot_imp[places] if self.config.importance else np.ones(places.size)
         matched = old.cell["hits"][held["group"].astype(np.int64) * k + held["side"]] - held["mark"]
         groups = old.table["group"][old.table["group"] != L.NIL]
         new._make_room(int(held.size + groups.size + old.reg[L.N_LOG]))
@@ -420,7 +428,7 @@ class JoinState:
         same_sketch = config.accounting == "sketch" == self.config.accounting
         same_sketch = same_sketch and new.store.sketch.shape == old.sketch.shape
         if reg[L.KEEP_LOG] or (config.accounting == "sketch" and not same_sketch):
-            new._note_again(*self._noted(held))
+            new._note_again(*self._noted(held, imp))
         reg = new.store.reg
         keep_log, accounting = int(reg[L.KEEP_LOG]), int(reg[L.ACCOUNTING])
         reg[L.KEEP_LOG], reg[L.ACCOUNTING] = 0, L.OFF  # the held rows are noted already
@@ -428,7 +436,7 @@ class JoinState:
         batch = make_batch(
             config, ts=held["ts"], side=held["side"], key=old.group["key"][held["group"]],
             row=held["row"], end=held["end"], size=held["size"],
-            action=np.full(held.size, L.INSERTS, np.uint8),
+            action=np.full(held.size, L.INSERTS, np.uint8), imp=imp,
         )  # fmt: skip
         first = int(reg[L.N_ARRIVALS])
         lost = new.process(batch, results=False, shed=True).shed
@@ -451,28 +459,32 @@ class JoinState:
         new.store.side["seen_max"] = old.side["seen_max"]
         reg[L.CLOCK] = old.reg[L.CLOCK]
         reg[L.N_OUT] = reg[L.N_EXACT] = 0
+        new.store.totals[:] = 0
         new.store.sketch_out[:] = 0
         for column in set(range(L.COUNTERS)) - {L.C_EXPIRED}:
             new.store.counters[:, column] = 0
         return new, lost
 
-    def _noted(self, held: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Time, end, side and key of the arrivals that are logged, or of the held rows."""
+    def _noted(self, held: np.ndarray, imp: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Time, end, side, key and importance of the arrivals that are logged, or of held rows."""
         store = self.store
         if store.reg[L.KEEP_LOG]:
             entries = [_in_list(store.log, ends["head"]) for ends in store.logs]
             side = np.repeat(np.arange(len(entries)), [e.size for e in entries])
             held = store.log[np.concatenate(entries)]
+            imp = np.ones(side.size)
+            if self.config.importance:
+                imp = store.log_imp[np.concatenate(entries)]
         else:
             side = held["side"]
-        return held["ts"], held["end"], side, store.group["key"][held["group"]]
+        return held["ts"], held["end"], side, store.group["key"][held["group"]], imp
 
-    def _note_again(self, ts, end, side, key) -> None:
+    def _note_again(self, ts, end, side, key, imp) -> None:
         """Have arrivals in the accounting and the log, and nowhere else."""
         by = np.lexsort((side, ts))
         batch = make_batch(
             self.config, ts=ts[by], end=end[by], side=side[by], key=key[by],
-            row=np.zeros(by.size, np.int64), action=np.zeros(by.size, np.uint8),
+            row=np.zeros(by.size, np.int64), action=np.zeros(by.size, np.uint8), imp=imp[by],
         )  # fmt: skip
         self.process(batch, results=False)
 
@@ -529,6 +541,17 @@ class JoinState:
         variance = by_hashing + max(0.0, by_cut_panes.mean())  # common to all of them
         return float(estimates.mean()), float(np.sqrt(variance))
 
+    def importance_totals(self) -> tuple[float | None, float | None]:
+        """Importance of the results so far and of the exact join so far.
+
+        None in a join without importances; the exact join's is known to exact accounting alone.
+        """
+        if not self.config.importance:
+            return None, None
+        exact = self.config.accounting == "exact"
+        totals = self.store.totals
+        return float(totals[L.IMP_OUT]), float(totals[L.IMP_EXACT]) if exact else None
+
     def bytes_of_state(self) -> int:
         """Bytes of all arrays, used or not: what the process really spends."""
         arrays = _flatten("s", self.store) | _flatten("p", self.policy_state)
@@ -546,8 +569,9 @@ def make_batch(
     end: Any = None,
     size: Any = None,
     action: Any = None,
+    imp: Any = None,
 ) -> L.Batch:
-    """A batch of rows for `JoinState.process`; sorts nothing.
+    """A batch of rows for `JoinState.process`; sorts nothing. Importances are 1 if not given.
 
     Arrays that may not be written to (of Arrow) are copied: for numba they are of another type, and
     it would compile the whole loop once more.
@@ -555,6 +579,10 @@ def make_batch(
     ts = _plain(ts, np.int64)
     side = _plain(side, np.int8)
     n = ts.size
+    if config.importance is None:
+        imp = np.empty(0)
+    elif imp is None:
+        imp = np.ones(n)
     if end is None and not config.count_window:
         end = ts + np.asarray(config.lifetimes, np.int64)[side]
     return L.Batch(
@@ -569,9 +597,16 @@ def make_batch(
             if action is None
             else _plain(action, np.uint8)
         ),
+        imp=_plain(imp, np.float64),
         group=np.empty(n, np.int32),
         alike=np.empty(n, np.int32),
     )
+
+
+def rows_of_batch(batch: L.Batch, which: Any) -> L.Batch:
+    """A part of a batch; importances that are not there stay so."""
+    n = batch.ts.size
+    return L.Batch(*(column[which] if column.size == n else column for column in batch))
 
 
 def _plain(values: Any, kind: type) -> np.ndarray:
@@ -589,14 +624,15 @@ def index_places(keys: int) -> int:
 KEY_BYTES = L.GROUP.itemsize + 3 * L.PLACE.itemsize
 
 
-def log_entry_bytes(streams: int) -> int:
+def log_entry_bytes(streams: int, weighed: bool = False) -> int:
     """Bytes of a logged arrival that has a key of its own."""
-    return L.LOGGED.itemsize + KEY_BYTES + streams * (L.CELL.itemsize + L.CHAIN.itemsize)
+    chained = KEY_BYTES + streams * (L.CELL.itemsize + L.CHAIN.itemsize)
+    return L.LOGGED.itemsize + chained + 8 * weighed
 
 
-def index_bytes_per_row(streams: int) -> int:
+def index_bytes_per_row(streams: int, weighed: bool = False) -> int:
     """Bytes of the engine's own records per held row that has a key of its own."""
-    return L.SLOT.itemsize + KEY_BYTES + streams * L.CELL.itemsize
+    return L.SLOT.itemsize + KEY_BYTES + streams * L.CELL.itemsize + 8 * weighed
 
 
 def with_free_list(kind: np.dtype, n: int, link: str) -> np.ndarray:
@@ -640,8 +676,11 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
             keep_all = config.max_idle is None or statistics == "oracle"
             reg[L.MAX_IDLE] = UNBOUNDED if keep_all else config.max_idle
     reg[L.KEEP_LOG] = config.accounting == "exact" or statistics == "window"
+    weighed = config.importance is not None
+    reg[L.COMBINE] = L.COMBINATIONS.index(config.importance or "")
+    reg[L.CHAINED] = not config.ordered or (weighed and config.accounting == "exact")
     if config.unit == "bytes" and reg[L.KEEP_LOG]:
-        reg[L.LOG_BYTES] = log_entry_bytes(k)
+        reg[L.LOG_BYTES] = log_entry_bytes(k, weighed)
     side = np.zeros(k, L.SIDE)
     side["lifetime"] = config.lifetimes
     side["lateness"] = config.lateness or 0
@@ -668,9 +707,12 @@ def _new_store(config: JoinConfig, bounded: bool) -> L.Store:
         table=table,
         group=group,
         cell=np.zeros(n * k, L.CELL),
-        chain=np.zeros(1 if config.ordered else n * k, L.CHAIN),
+        chain=np.zeros(n * k if reg[L.CHAINED] else 1, L.CHAIN),
         slot=with_free_list(L.SLOT, n, "enext"),
         log=with_free_list(L.LOGGED, n, "enext"),
+        slot_imp=np.zeros(n if weighed else 1),
+        log_imp=np.zeros(n if weighed else 1),
+        totals=np.zeros(L.TOTALS),
         sketch=np.zeros((k, panes, depth, width), np.int32),
         sketch_sum=np.zeros((k, depth, width), np.int32),
         sketch_pane=sketch_pane,
@@ -705,11 +747,15 @@ def _grown_store(store: L.Store, slots, groups, log, most, keys_most) -> L.Store
     if slots > store.slot.size:
         n = min(power_of_two(slots), max(most, store.slot.size))
         changes["slot"] = with_more_free(store.slot, n, "enext", reg, L.FREE_SLOT)
+        if reg[L.COMBINE] != L.UNWEIGHED:
+            changes["slot_imp"] = larger(store.slot_imp, n)
     if log > store.log.size:
         n = power_of_two(log)
         if reg[L.LOG_BYTES]:  # entries are charged, so no more than this many ever fit
             n = min(n, max(int(store.pool["cap"].sum() // reg[L.LOG_BYTES]), log))
         changes["log"] = with_more_free(store.log, n, "enext", reg, L.FREE_LOG)
+        if reg[L.COMBINE] != L.UNWEIGHED:
+            changes["log_imp"] = larger(store.log_imp, n)
     if groups > store.group.size:
         n = min(power_of_two(groups), max(keys_most, groups))
         k = int(reg[L.N_STREAMS])
@@ -719,7 +765,7 @@ def _grown_store(store: L.Store, slots, groups, log, most, keys_most) -> L.Store
         table["group"] = L.NIL
         rehash(store.table, table)
         changes |= {"group": group, "table": table, "cell": larger(store.cell, n * k)}
-        if not reg[L.ORDERED]:
+        if reg[L.CHAINED]:
             changes["chain"] = larger(store.chain, n * k)
     return store._replace(**changes)
 

@@ -228,6 +228,27 @@ def read_times(table: Any, name: str, what: str) -> Times:
     return times
 
 
+def read_importance(table: Any, name: str, what: str) -> np.ndarray:
+    """A column of importances: finite numbers above 0, one a row."""
+    values = column(table, name, what)
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise JoinweirError(
+            f"importance column {name!r} of the {what} stream must hold numbers, not {kind}"
+        )
+    found = _numpy(values.cast(pa.float64(), safe=False))  # null becomes NaN
+    bad = np.flatnonzero(~((found > 0) & (found < np.inf)))
+    if bad.size:
+        row = int(bad[0])
+        given = values[row].as_py()
+        given = "null" if given is None else given
+        raise JoinweirError(
+            f"importance column {name!r} of the {what} stream must be finite and above 0; "
+            f"row {row} has {given}"
+        )
+    return found
+
+
 def _microseconds(values: pa.ChunkedArray) -> np.ndarray:
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
