@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import joinweir as jw
+from joinweir.policies import definition, read_policy
 
 FOLDER = Path(__file__).parent / "golden"
 VARIANTS = {
@@ -20,6 +21,9 @@ VARIANTS = {
     "lba": ["lba:h=20,warmup=1000,refit=2000", "lba:warmup=2000,horizon=50,statistics=window"],
     "elba": ["elba:h=20,warmup=1000,refit=2000"],
     "gdj": ["gdj:method=2", "gdj:initial_rank=0.7", "gdj:initial_rank=auto"],
+    "simpprob": ["simpprob:statistics=window"],
+    "dimpprob": ["dimpprob:statistics=window"],
+    "dgl": ["dgl:statistics=window", "dgl:alpha=0.3,decay=0.95"],
 }
 
 
@@ -37,7 +41,9 @@ def pairs() -> dict[str, tuple]:
 def numbers(policy: str) -> dict[str, dict]:
     """Counts of a policy on every pair of streams at 10 % memory."""
     found = {}
-    for name, (left, right) in pairs().items():
+    weighs = definition(read_policy(policy).name).weighs
+    for name, made in pairs().items():
+        left, right = jw.streams.with_importance(made, seed=11)
         for allocation in ("even", "unified"):
             result = jw.simulate(
                 left,
@@ -50,11 +56,14 @@ def numbers(policy: str) -> dict[str, dict]:
                 policy=policy,
                 pairs=False,
                 shed=False,
+                importance="imp" if weighs else None,
             )
             found[f"{name}, {allocation}"] = {
                 key: getattr(result, key)
                 for key in ("n_out", "n_exact", "n_evicted", "n_refused", "n_expired", "rows_held")
             }
+            if weighs:
+                found[f"{name}, {allocation}"]["importance"] = float(f"{result.importance:.9g}")
     return json.loads(json.dumps(found))
 
 

@@ -45,6 +45,11 @@ class Row:
     first_f: int = 0  # frequency of its key in the other stream when it arrived
     last_match: int = 0  # lru
     credit: object = 0  # gdj
+    imp: float = 1.0  # importance
+    worth: object = 0  # simpprob, dgl
+    worth_before: float = 0.0  # dgl: before the loss of tick `lost_at`
+    lost_at: int = 0  # dgl: the last tick whose loss is in `worth`
+    spared: bool = False  # dgl: … and was given back
 
     @property
     def age_order(self):
@@ -450,6 +455,83 @@ class Lba(Elba):
     """The same with one T for all rows (li2006 §4.2: lemma 3 makes it a sum over the past)."""
 
 
+class Simp(Policy):
+    """The least important leaves (ojewole2006 §4.3.1)."""
+
+    competes = True
+
+    def priority(self, y):
+        return y.imp
+
+
+class Dimpprob(Policy):
+    """The smallest importance times matches leaves, both as of now (ojewole2006 §4.3.3).
+
+    Ties: "the tuple with the lowest importance, then the tuple with the fewest number of matches".
+    """
+
+    competes = True
+
+    def priority(self, y):
+        matches = self.join.frequency(y)
+        return y.imp * float(matches), y.imp, matches
+
+
+class Simpprob(Dimpprob):
+    """The same, fixed when the row enters (ojewole2006 §4.3.2)."""
+
+    def priority(self, y):
+        return y.worth
+
+    def newcomer_priority(self, x, pool):
+        return Dimpprob.priority(self, x)
+
+    def on_insert(self, x, pool):
+        x.worth = Dimpprob.priority(self, x)
+
+
+class Dgl(Policy):
+    """Gains by matches, losses by ticks without one (ojewole2006 §4.3.4), tick by tick.
+
+    A tick begins with everybody's loss, which a match gives back. Where rows evict first, it comes
+    after the evictions.
+    """
+
+    competes = True
+
+    def __init__(self, join, competing=None, *, alpha=1.0, decay=None):
+        super().__init__(join, competing)
+        self.alpha, self.decay = alpha, decay
+
+    def decide_at(self, y):
+        """The tick up to which losses count when somebody has to leave."""
+        return self.join.now(y.side) - (self.join.order == "evict_first")
+
+    def lose(self, y, tick):
+        decay = self.decay or math.exp(-5 / self.join.lifetime(y.side))
+        while y.lost_at < tick:
+            y.lost_at += 1
+            y.worth_before, y.worth, y.spared = y.worth, y.worth * decay, False
+
+    def priority(self, y):
+        self.lose(y, self.decide_at(y))
+        return y.worth
+
+    def newcomer_priority(self, x, pool):
+        return x.imp
+
+    def on_insert(self, x, pool):
+        x.worth, x.lost_at, x.spared = x.imp, self.decide_at(x), True
+
+    def on_match(self, matched, x):
+        for y in matched:
+            self.lose(y, self.join.now(y.side))
+            if not y.spared:
+                y.worth, y.spared = y.worth_before, True
+            share = self.join.remaining(y) / self.join.lifetime(y.side)
+            y.worth += self.alpha * y.imp * self.join.frequency(y) * share
+
+
 POLICIES = {
     "full": Fifo,
     "fifo": Fifo,
@@ -462,11 +544,15 @@ POLICIES = {
     "gdj": Gdj,
     "lba": Lba,
     "elba": Elba,
+    "simp": Simp,
+    "simpprob": Simpprob,
+    "dimpprob": Dimpprob,
+    "dgl": Dgl,
 }
 
 
 def make_policy(name, join, competing, params, seed, fifo_mode=None):
-    """The policy called `name`; params are for gdj, lba and elba only."""
+    """The policy called `name`; params are for gdj, lba, elba and dgl only."""
     options = {"rand": {"seed": seed}, "age": {"fifo_mode": fifo_mode}}
     return POLICIES[name](join, competing, **options.get(name, params or {}))
 
@@ -529,6 +615,10 @@ class Join:
 
     def dead(self, y):
         return y.end <= self.t
+
+    def now(self, side):
+        """The tick by which a stream's rows age."""
+        return self.t
 
     def remaining(self, y):
         return y.end - self.t
@@ -637,6 +727,7 @@ class Join:
 
     def run(self, order="probe_first"):
         """All arrivals, instant by instant; rows with a null key are only counted."""
+        self.order = order
         for x in self.events:
             self.n_null[x.side] += self.is_null(x)
         self.events = [x for x in self.events if not self.is_null(x)]
@@ -675,6 +766,9 @@ class CountWindowJoin(Join):
 
     def dead(self, y):
         return self.remaining(y) < 0
+
+    def now(self, side):
+        return self.n_arrived[side]
 
     def remaining(self, y):
         return self.expiry(y) - self.n_arrived[y.side]
@@ -745,7 +839,7 @@ def per_row(values, side, row, default):
     return values[side][row] if hasattr(values[side], "__len__") else values[side]
 
 
-def make_rows(streams, ends=None, keep=None, probe=None, insert=None):
+def make_rows(streams, ends=None, keep=None, probe=None, insert=None, imps=None):
     """The rows of all streams, with their flags."""
     return [
         [
@@ -758,6 +852,7 @@ def make_rows(streams, ends=None, keep=None, probe=None, insert=None):
                 keep=per_row(keep, side, row, 0),
                 probes=per_row(probe, side, row, True),
                 inserts=per_row(insert, side, row, True),
+                imp=per_row(imps, side, row, 1.0),
             )
             for row, (ts, key) in enumerate(part)
         ]
@@ -784,6 +879,7 @@ def window_join(
     probe=None,
     insert=None,
     ends=None,
+    imps=None,
 ) -> NaiveResult:
     """Time-window equi-join of k streams of (ts, key) under a memory limit (§4, Algorithm 1).
 
@@ -791,7 +887,7 @@ def window_join(
     """
     ends = row_ends(streams, lifetimes, closed, ends)
     join = Join(
-        make_rows(streams, ends, keep, probe, insert),
+        make_rows(streams, ends, keep, probe, insert, imps),
         None if policy == "full" else capacity,
         unified,
         statistics or "history",
@@ -818,12 +914,13 @@ def count_window_join(
     fifo_mode=None,
     probe=None,
     insert=None,
+    imps=None,
 ) -> NaiveResult:
     """As window_join, but the window of stream s is its last n_rows[s] rows."""
     if min(n_rows) < 1:
         raise ValueError("n_rows must be at least 1")
     join = CountWindowJoin(
-        make_rows(streams, None, keep, probe, insert),
+        make_rows(streams, None, keep, probe, insert, imps),
         None if policy == "full" else capacity,
         unified,
         statistics or "history",

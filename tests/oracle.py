@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import numpy as np
+import pytest
 
 import joinweir as jw
 import naive
@@ -29,25 +31,34 @@ def random_streams(rng: random.Random, k: int = 2, n: int = 60, domain: int = 6,
     return streams
 
 
-def as_tables(streams):
+def as_tables(streams, imps=None):
     """The same streams as `simulate` takes them."""
-    return [
+    tables = [
         {
             "ts": np.array([ts for ts, _ in rows], np.int64),
             "key": [key for _, key in rows],
         }
         for rows in streams
     ]
+    for table, values in zip(tables, imps or [], strict=imps is not None):
+        table["imp"] = values
+    return tables
+
+
+def random_importances(rng: random.Random, streams):
+    """Few different ones, so that there are ties, or all different."""
+    pick = rng.choice([lambda: float(rng.randrange(1, 4)), lambda: rng.uniform(0.5, 20)])
+    return [[pick() for _ in rows] for rows in streams]
 
 
 def agree(streams, *, within, capacity, policy, unified=False, order="probe_first", closed="left",
-          **options):  # fmt: skip
+          imps=None, combine="min", **options):  # fmt: skip
     """Assert that engine and oracle produce the same results, losses and counts."""
     k = len(streams)
     params = jw.policies.read_policy(policy) if isinstance(policy, str) else policy
     lifetimes = list(within) if isinstance(within, tuple) else [within] * k
     result = jw.simulate(
-        as_tables(streams),
+        as_tables(streams, imps),
         on="key",
         time="ts",
         within=within,
@@ -56,6 +67,8 @@ def agree(streams, *, within, capacity, policy, unified=False, order="probe_firs
         policy=params,
         order=order,
         closed=closed,
+        importance=None if imps is None else "imp",
+        combine=combine,
         **options,
     )
     expected = naive.window_join(
@@ -66,9 +79,13 @@ def agree(streams, *, within, capacity, policy, unified=False, order="probe_firs
         order=order,
         unified=unified,
         seed=options.get("seed", 0),
+        imps=imps,
         **naive_arguments(params),
     )
     compare(result, expected)
+    if imps is not None:
+        exact = naive.exact_join(streams, lifetimes, closed == "both")
+        compare_importance(result, expected.results, exact, imps, combine)
     return result, expected
 
 
@@ -91,7 +108,30 @@ def naive_arguments(params) -> dict:
         arguments["params"] = {
             name: getattr(params, name) for name in ("h", "horizon", "warmup", "refit")
         }
+    if params.name == "dgl":
+        arguments["params"] = {"alpha": params.alpha, "decay": params.decay}
     return arguments
+
+
+COMBINE = {
+    "min": min,
+    "sum": sum,
+    "product": math.prod,
+    "max": max,
+    "mean": lambda values: sum(values) / len(values),
+}
+
+
+def compare_importance(result, results, exact, imps, combine) -> None:
+    """Importance of the results and of the exact join, summed up one by one."""
+
+    def worth(combo):
+        return COMBINE[combine]([imps[side][row] for side, row in enumerate(combo)])
+
+    assert result.importance == pytest.approx(sum(map(worth, results)))
+    assert result.importance_exact == pytest.approx(sum(map(worth, exact)))
+    found = zip(*(column.tolist() for column in result.pairs), strict=True)
+    assert result.pair_importance.tolist() == pytest.approx([worth(combo) for combo in found])
 
 
 def compare(result, expected) -> None:

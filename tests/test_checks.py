@@ -28,6 +28,9 @@ VARIANTS = [
     "rand:competing=true",
     "lba:h=4,warmup=30,refit=20",
     "elba:h=4,warmup=30,refit=20",
+    "simpprob:statistics=window",
+    "dimpprob:statistics=window",
+    "dgl:decay=0.9,alpha=0.5",
 ]
 COMPILES = "check_compiles_once_for_all_processes"
 

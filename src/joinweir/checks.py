@@ -32,7 +32,7 @@ import numpy as np
 from . import layout as L
 from .policies import Parameters, definition, read_policy, register
 from .simulation import Problem, _read, _streams, landmark, rows, simulate, start
-from .state import JoinConfig, JoinState, log_entry_bytes, make_batch
+from .state import JoinConfig, JoinState, log_entry_bytes, make_batch, rows_of_batch
 
 Check = Callable[[Parameters], None]
 CHECKS: dict[str, Check] = {}  # every law by its name, in the order in which they are tried
@@ -194,7 +194,10 @@ class Input:
         if share == 1 and self.shape.lateness is not None:
             dead = np.full(dead.size, born.max() + 1)  # late rows keep others alive for longer
         alive = np.tril(born[:, None] < dead).astype(np.int64)  # at arrival i: rows j <= i
-        logged = log_entry_bytes(self.shape.streams) if self.shape.unit == "bytes" else 0
+        weighed = self.problem.imps is not None
+        logged = 0
+        if self.shape.unit == "bytes":
+            logged = log_entry_bytes(self.shape.streams, weighed)
         room = []
         for pool in range(1 if self.shape.unified else self.shape.streams):
             mine = (self.problem.side == pool) | self.shape.unified
@@ -216,6 +219,11 @@ def _input(shape: Shape, seed: int) -> Input:
         null = generator.random(ts.size) < 0.04
         tables.append({"ts": ts, "key": [None if n else int(v) for v, n in zip(key, null)]})
     options = {"within": shape.given_window, "closed": "left", "lateness": shape.lateness}
+    if seed % 2:
+        imps = np.random.default_rng([seed, 0x1777])
+        for table in tables:
+            table["imp"] = imps.integers(1, 9, shape.rows).astype(np.float64)
+        options["importance"] = "imp"
     problem = _read(*_streams(tables, None), on="key", time="ts", **options)
     size = np.ones(problem.ts.size, np.int32)
     if shape.unit == "bytes":
@@ -260,11 +268,12 @@ class Case:
         """The input in batches that end at the cuts."""
         p = self.problem
         batch = make_batch(
-            self.config, ts=p.ts, side=p.side, key=p.key, row=p.row, end=p.end, size=self.input.size
-        )
+            self.config, ts=p.ts, side=p.side, key=p.key, row=p.row, end=p.end,
+            size=self.input.size, imp=p.imp,
+        )  # fmt: skip
         bounds = [0, *sorted(cuts), p.ts.size]
         for a, b in pairwise(bounds):
-            yield L.Batch(*(values[a:b] for values in batch))
+            yield rows_of_batch(batch, slice(a, b))
 
 
 def _cases(params: Parameters, **wanted: Any) -> Iterator[Case]:
@@ -288,6 +297,7 @@ def _cases(params: Parameters, **wanted: Any) -> Iterator[Case]:
                 lateness=p.lateness,
                 count_window=p.count_window,
                 landmarks=p.landmarks,
+                importance=None if p.imps is None else "min",
                 seed=seed,
             )
             yield Case(given, config)
@@ -299,7 +309,7 @@ class Ran(NamedTuple):
 
     results: np.ndarray
     shed: np.ndarray
-    counts: dict[str, list[int]]
+    counts: dict[str, list[float]]
 
 
 def _fresh(case: Case) -> JoinState:
@@ -327,6 +337,7 @@ def _ran(state: JoinState, outcomes: list) -> Ran:
         "rows refused": store.counters[:, L.C_REFUSED].tolist(),
         "rows expired": store.counters[:, L.C_EXPIRED].tolist(),
         "rows held": store.side["held"].tolist(),
+        "importance": store.totals[[L.IMP_OUT, L.IMP_EXACT]].tolist(),
     }
     results, shed = (np.concatenate([o[i] for o in outcomes]) for i in range(2))
     return Ran(results, shed, counts)
@@ -460,7 +471,7 @@ def check_names_a_victim_when_it_must(params: Parameters) -> None:
         state = _fresh(case)
         step = 1 if state.config.order == "probe_first" else batch.ts.size
         for at in range(0, batch.ts.size, step):
-            state.process(L.Batch(*(values[at : at + step] for values in batch)))
+            state.process(rows_of_batch(batch, slice(at, at + step)))
             for number, pool in enumerate(state.store.pool):
                 held = state.store.side["held"][state.store.side["pool"] == number].sum()
                 assert pool["used"] <= pool["cap"] or held == 0, (

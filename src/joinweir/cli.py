@@ -44,7 +44,7 @@ from . import bench, layout, optimum, profiling, report, streams
 from .errors import JoinweirError, unknown
 from .job import JobError, read_job
 from .policies import Parameters, definition, policy_names, read_policy
-from .simulation import ALLOCATIONS, SIDES, JoinResult
+from .simulation import ALLOCATIONS, COMBINATIONS, SIDES, JoinResult
 from .state import JoinConfig, JoinState
 from .tables import read_file
 
@@ -268,6 +268,16 @@ def _add_join_options(parser: _Parser) -> Any:
 
 def _add_simulate_options(parser: _Parser, join: Any) -> None:
     join.add_argument("--lateness", metavar="LENGTH", help="take rows as they stand in the files")
+    join.add_argument(
+        "--importance",
+        metavar="COLUMN",
+        help="column of the rows' importances; A,B where names differ, and A, if only one has any",
+    )
+    join.add_argument(
+        "--combine",
+        choices=COMBINATIONS,
+        help="importance of a result from those of its rows; default: min",
+    )
     budget = parser.add_argument_group("budget")
     amount = budget.add_mutually_exclusive_group()
     amount.add_argument(
@@ -382,6 +392,19 @@ def _add_generate(commands: Any) -> None:
         meanings = _meanings(streams.GENERATORS[kind].__doc__)
         for name, option in streams.options(kind).items():
             _add_stream_option(own, name, option, meanings.get(name, ""))
+        own.add_argument(
+            "--importance",
+            metavar="LOW,HIGH",
+            nargs="?",
+            const=(50.0, 100.0),
+            type=_several(_real),
+            help="add a column imp: 1 to 10, and for 5 %% of the rows LOW to HIGH (default 50,100)",
+        )
+        own.add_argument(
+            "--importance-by-key",
+            action="store_true",
+            help="the same, with high importance for 5 %% of the keys instead of the rows",
+        )
 
 
 def _add_stream_option(parser: _Parser, name: str, option: inspect.Parameter, meaning: str) -> None:
@@ -460,6 +483,15 @@ def _add_bench(commands: Any) -> None:
     kept.add_argument("--markdown", action="store_true", help="print tables as in docs/choosing.md")
     _add_bench_optimum(things)
     _add_bench_characterize(things)
+    weighed = _command(
+        things,
+        "importance",
+        _bench_importance,
+        "compare the importance of what each policy keeps, in the settings of ojewole2006",
+    )
+    weighed.add_argument(
+        "--markdown", action="store_true", help="print tables as in docs/importance.md"
+    )
     _add_bench_spark(things)
     _add_bench_soak(things)
 
@@ -857,6 +889,7 @@ def _described_policy(name: str) -> dict[str, Any]:
         "cost": declared.cost,
         "paper": declared.paper,
         "bounded": declared.bounded,
+        "importance": declared.weighs,
         "parameters": _parameters(name),
     }
 
@@ -919,6 +952,11 @@ def _generate(options: argparse.Namespace) -> None:
         _check_output(file)
     try:
         made = streams.generate(options.kind, options.rows, **chosen)
+        if options.importance is not None or options.importance_by_key:
+            high = (50.0, 100.0) if options.importance is None else options.importance
+            made = streams.with_importance(
+                made, high=high, by_key=options.importance_by_key, seed=chosen.get("seed", 0)
+            )
     except ValueError as error:
         raise JoinweirError(str(error)) from None
     made = made if isinstance(made, tuple) else (made,)
@@ -1103,7 +1141,13 @@ def _simulate(options: argparse.Namespace) -> None:
         "accounting": options.accounting,
         "seed": options.seed,
     }
-    tables = _read_streams(files, on, time, whole=options.memory is not None)
+    imp = None
+    if options.importance is not None:
+        imp = _several(lambda name: name or None)(options.importance)
+        arguments |= {"importance": imp, "combine": options.combine or COMBINATIONS[0]}
+    elif options.combine is not None:
+        raise JoinweirError("--combine needs --importance COLUMN")
+    tables = _read_streams(files, on, time, imp, whole=options.memory is not None)
     found: list[tuple[JoinResult, float]] = []
     skipped: dict[str, str] = {}
     how = {"order": options.order, "ordered": options.lateness is None}
@@ -1120,11 +1164,16 @@ def _simulate(options: argparse.Namespace) -> None:
                 skipped[str(policy)] = str(error)
     if not found:
         raise JoinweirError(next(iter(skipped.values())))
-    found.sort(key=lambda pair: -pair[0].n_out)
+    weighed = options.importance is not None
+    found.sort(key=lambda pair: -(pair[0].importance if weighed else pair[0].n_out))
     best = None
     if OPTIMUM in named:
-        about = ("on", "time", "within", "max_rows", "memory", "allocation", "order", "closed")
-        best = _solved(tables, {name: arguments[name] for name in about})
+        about = ["on", "time", "within", "max_rows", "memory", "allocation", "order", "closed"]
+        asked = {name: arguments[name] for name in about}
+        if weighed:
+            asked |= {name: arguments[name] for name in ("importance", "combine")}
+            asked["objective"] = "importance"
+        best = _solved(tables, asked)
     if options.output:
         _write_pairs(found[0][0], options.output)
     if options.json:
@@ -1146,17 +1195,22 @@ def _input_files(options: argparse.Namespace) -> list[str]:
     return [options.left, options.right]
 
 
-def _read_streams(files: Sequence[str], on: list, time: Any, *, whole: bool) -> list[pa.Table]:
+def _read_streams(
+    files: Sequence[str], on: list, time: Any, imp: Any, *, whole: bool
+) -> list[pa.Table]:
     """The files' columns that the join needs; all of them if bytes count."""
     tables = []
     for s, file in enumerate(files):
         names = []
-        for name, option in [*((n, "--on") for n in on), (time, "--time")]:
+        for name, option in [*((n, "--on") for n in on), (time, "--time"), (imp, "--importance")]:
             if isinstance(name, tuple) and len(name) != len(files):
+                told = "=".join(part or "" for part in name)
                 raise JoinweirError(
-                    f"{option} {'='.join(name)} names {len(name)} columns for {len(files)} streams"
+                    f"{option} {told} names {len(name)} columns for {len(files)} streams"
                 )
-            names.append(name[s] if isinstance(name, tuple) else name)
+            wanted = name[s] if isinstance(name, tuple) else name
+            if wanted is not None:
+                names.append(wanted)
         tables.append(_read_parquet(file, names, whole))
     return tables
 
@@ -1198,12 +1252,16 @@ def _write_pairs(result: JoinResult, file: str) -> None:
         if len(result.pairs) == 2
         else [f"stream{i + 1}_row" for i in range(len(result.pairs))]
     )
-    pq.write_table(pa.table(dict(zip(names, result.pairs))), file)
+    columns = dict(zip(names, result.pairs))
+    if result.pair_importance is not None:
+        columns["importance"] = result.pair_importance
+    pq.write_table(pa.table(columns), file)
 
 
 def _share(result: JoinResult, best: optimum.Optimum) -> float:
     """Of the most that is possible: if the optimum is not known exactly, of its upper bound."""
-    return result.n_out / best.upper_bound if best.upper_bound else 1.0
+    got = result.n_out if best.objective == "count" else result.importance
+    return got / best.upper_bound if best.upper_bound else 1.0
 
 
 def _comparison(found, files, options, skipped, best=None) -> dict[str, Any]:
@@ -1242,22 +1300,29 @@ def _show_comparison(found, files, options, skipped, best=None) -> None:
         print(f"Exact join: about {first.n_exact:,.0f} ± {first.n_exact_error:,.0f} results")
     else:
         print(f"Exact join: {first.n_exact:,} results")
+    if first.importance_exact is not None:
+        print(f"Importance of the exact join: {first.importance_exact:,.6g}")
     if options.memory:
         print(f"Memory: {options.memory} for rows, index, policy and accounting")
     elif options.max_rows:
         rows = options.max_rows if isinstance(options.max_rows, tuple) else (options.max_rows,)
         print(f"Memory: {_numbers(rows)} rows")
-    columns = ("policy", "results", "recall", "shed", "not admitted", "held", "seconds")
-    if best is not None:
-        columns = (*columns, "of optimum")
-    table = _table(*columns, left=("policy",))
+    weighed = first.importance is not None
+    columns = ("results", "recall", "shed", "not admitted", "held", "seconds")
+    worth = ("importance", "importance\nrecall") if weighed else ()
+    more = () if best is None else ("of optimum",)
+    table = _table("policy", *worth, *columns, *more, left=("policy",))
     table.columns[0].no_wrap = True
     if best is not None:
-        whole = _percent(best.recall), "", "", "", f"{best.seconds:.2f}", _percent(1.0)
-        table.add_row(OPTIMUM, f"{best.n_out:,}", *whole)
+        shown = (f"{best.importance:,.6g}", _percent(best.recall)) if weighed else ()
+        recall = _percent(best.n_out / best.n_exact if best.n_exact else 1.0)
+        whole = recall, "", "", "", f"{best.seconds:.2f}", _percent(1.0)
+        table.add_row(OPTIMUM, *shown, f"{best.n_out:,}", *whole)
     for result, seconds in found:
+        shown = (f"{result.importance:,.6g}", _percent(result.importance_recall)) if weighed else ()
         table.add_row(
             str(result.policy),
+            *shown,
             f"{result.n_out:,}",
             _percent(result.recall),
             f"{sum(result.n_evicted):,}",
@@ -1268,7 +1333,8 @@ def _show_comparison(found, files, options, skipped, best=None) -> None:
         )
     _console().print(table)
     if best is not None and best.gap:
-        print(f"The optimum is between {best.value:,} and {best.upper_bound:,} results")
+        unit = "results" if best.objective == "count" else "of importance"
+        print(f"The optimum is between {best.value:,} and {best.upper_bound:,} {unit}")
     for name, reason in skipped.items():
         print(f"left out {name}: {reason}")
     if options.output:
@@ -1561,6 +1627,31 @@ def _real_line(row: dict[str, Any]) -> dict[str, str]:
         "newest / popular tenth": f"{row['kept_by_recency']:.2f} / {row['kept_by_popularity']:.2f}",
         "favours": ", ".join(row["favoured"]),
     }
+
+
+def _bench_importance(options: argparse.Namespace) -> None:
+    with _Steps(1.0) as steps:
+        found = bench.measure_importance(progress=lambda text, done: steps.at(done, text))
+    if options.json:
+        _print_json({"rows": found})
+        return
+    for sweep, claim in bench.IMPORTANCE_CLAIMS.items():
+        own = [row for row in found if row["sweep"] == sweep]
+        settings = list(dict.fromkeys(row["setting"] for row in own))
+        policies = list(dict.fromkeys(row["policy"] for row in own))
+        share = {(row["policy"], row["setting"]): row["importance_recall"] for row in own}
+        best = {setting: max(share[p, setting] for p in policies) for setting in settings}
+        table = _table("policy", *settings, left=["policy"])
+        lines = [f"| policy | {' | '.join(settings)} |", "|---" * (1 + len(settings)) + "|"]
+        for policy in policies:
+            shown = [(f"{share[policy, s]:.3f}", share[policy, s] == best[s]) for s in settings]
+            table.add_row(policy, *(text for text, _ in shown))
+            marked = (f"**{text}**" if is_best else text for text, is_best in shown)
+            lines.append(f"| {policy} | {' | '.join(marked)} |")
+        if options.markdown:
+            print(f"### {sweep}\n\n{claim}\n", *lines, "", sep="\n")
+        else:
+            _console().print(f"{sweep}. {claim}", table)
 
 
 def _show_timings(

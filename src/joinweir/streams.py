@@ -1019,6 +1019,42 @@ def importance(
     )
 
 
+def with_importance(
+    made: Stream | tuple[Stream, ...], *, name: str = "imp", seed: int = 0, **options
+) -> Stream | tuple[Stream, ...]:
+    """A stream, or several, with a column of importances added.
+
+    Parameters
+    ----------
+    made : dict, or tuple of dict
+        What a generator returned; it is not changed.
+    name : str
+        The new column.
+    seed : int
+        Streams of a tuple draw different values from it. Same seed, same bits.
+    **options
+        As in `importance`: rare, usual, high, by_key, key_seed.
+
+    Returns
+    -------
+    dict, or tuple of dict
+        The same columns and the new one.
+
+    Examples
+    --------
+    >>> left, right = with_importance(zipf_pair(1000), high=(500, 1000))
+    >>> list(left), bool((left["imp"] == right["imp"]).any())
+    (['ts', 'key', 'imp'], False)
+    """
+    seed = _integer("seed", seed, 0)
+    parts = made if isinstance(made, tuple) else (made,)
+    weighed = tuple(
+        part | {name: importance(part["key"], seed=len(parts) * seed + i, **options)}
+        for i, part in enumerate(parts)
+    )
+    return weighed if isinstance(made, tuple) else weighed[0]
+
+
 # --- by name ------------------------------------------------------------------------------------
 
 

@@ -71,21 +71,21 @@ def draw(state, at):
 
 
 # --- Heap: indexed binary heaps, one per side --------------------------------------------------
-ENTRY = record(key="f8", ts="i8", seq="i8", id="i4")
-
-
 class Heap(NamedTuple):
-    """Heaps of (key, ts, seq) with an id each, one heap a row; `pos` finds an id again."""
+    """Heaps of (key, ts, seq) with an id each, one heap a row; `pos` finds an id again.
 
-    entry: np.ndarray  # ENTRY[k, n]
+    `ts` need not be a time: it is what decides between equal keys (`new_heap` has its type).
+    """
+
+    entry: np.ndarray  # (key, ts, seq, id)[k, n]
     pos: np.ndarray  # int32[ids], NIL = absent. An id is in one heap at most.
     size: np.ndarray  # int64[k]
 
 
-def new_heap(k: int, capacity: int, ids: int) -> Heap:
+def new_heap(k: int, capacity: int, ids: int, tie: str = "i8") -> Heap:
     """Empty heaps of up to `capacity` entries for ids below `ids`."""
     return Heap(
-        entry=np.zeros((k, capacity), ENTRY),
+        entry=np.zeros((k, capacity), record(key="f8", ts=tie, seq="i8", id="i4")),
         pos=np.full(ids, NIL, np.int32),
         size=np.zeros(k, np.int64),
     )
@@ -177,19 +177,17 @@ def heap_of_pool(H, sides, side):
 
 
 # --- PairHeaps: many small mergeable heaps of slots (Fredman et al. 1986) ----------------------
-KIN = record(base="i8", child="i4", sibling="i4", back="i4")  # back: previous sibling, or parent
-
-
 class PairHeaps(NamedTuple):
     """Pairing heaps of slots, ordered by (base, ts, seq); `root` of each heap."""
 
-    kin: np.ndarray  # KIN[slots]
+    kin: np.ndarray  # (base, child, sibling, back)[slots]; back: previous sibling, or parent
     root: np.ndarray  # int32[heaps]
 
 
-def new_pair_heaps(slots: int, heaps: int) -> PairHeaps:
+def new_pair_heaps(slots: int, heaps: int, base: str = "i8") -> PairHeaps:
     """Empty heaps."""
-    return PairHeaps(kin=np.zeros(slots, KIN), root=np.full(heaps, NIL, np.int32))
+    kin = record(base=base, child="i4", sibling="i4", back="i4")
+    return PairHeaps(kin=np.zeros(slots, kin), root=np.full(heaps, NIL, np.int32))
 
 
 @kernel

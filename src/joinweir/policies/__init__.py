@@ -121,6 +121,7 @@ def in_range(params: Parameters, name: str, low: float, high: float) -> None:
 class Policy:
     """A policy as its file declares it.
 
+    ``weighs`` says that it looks at importances;
     ``run_workload`` is there if it can also serve several joins that share a buffer;
     ``grow`` replaces the usual growth of its arrays (new ones, old contents copied to the front);
     ``before_batch`` sees to room in arrays of its own before n rows are processed;
@@ -138,6 +139,7 @@ class Policy:
     paper: str
     cost: str
     bounded: bool = True
+    weighs: bool = False
     run_workload: Callable[..., Any] | None = None
     grow: Callable[..., Any] | None = None
     before_batch: Callable[..., Any] | None = None

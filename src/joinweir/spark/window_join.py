@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 
 from .. import layout as L
 from ..errors import JoinweirError, unknown
-from ..policies import Parameters, read_policy
+from ..policies import Parameters, definition, read_policy
 from ..simulation import HAS_NO_USE_FOR_KNOWN, Landmark, Rows, profiles_of, whole_number
 from ..state import can_be_informed
 from ..units import memory_bytes, time_length
@@ -487,6 +487,11 @@ def _check_policy(chosen: Parameters) -> None:
     if chosen.needs_whole_input():
         raise JoinweirError(
             f"policy {str(chosen)!r} needs the whole input beforehand; it works in jw.simulate only"
+        )
+    if definition(chosen.name).weighs:
+        raise JoinweirError(
+            f"policy {str(chosen)!r} ranks rows by importance, which window_join does not carry; "
+            "use it in jw.simulate, or choose another policy here"
         )
 
 
