@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import joinweir as jw
+from joinweir.cli import main
 from joinweir.state import JoinConfig, JoinState, make_batch
 
 # ojewole2006 Figure 1: one row a tick on either side, w = 4
@@ -282,3 +288,44 @@ def test_importances_can_be_attached_to_keys():
         "key",
         "w",
     ]
+
+
+# --- the command line and the page ----------------------------------------------------------------
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    return code, *capsys.readouterr()
+
+
+def test_the_command_line_makes_and_shows_importances(capsys, tmp_path):
+    file = tmp_path / "z.parquet"
+    code, out, _ = run(
+        capsys, "generate", "zipf_pair", "--rows", 500, "--importance", "500,1000", "-o", file
+    )
+    assert code == 0 and "500 rows of ts, key, imp" in out
+    sides = [tmp_path / f"z_{side}.parquet" for side in ("left", "right")]
+    assert max(pq.read_table(sides[0])["imp"].to_pylist()) > 500
+    asked = ["simulate", "--left", sides[0], "--right", sides[1], "--on", "key", "--time", "ts"]
+    asked += ["--within", 50, "--max-rows", 20, "--importance", "imp", "--policy", "prob"]
+    code, out, _ = run(capsys, *asked, "--combine", "sum", "--json")
+    (told,) = json.loads(out)["policies"]
+    expected = jw.simulate(
+        *map(pq.read_table, sides), on="key", time="ts", within=50, max_rows=20, policy="prob",
+        importance="imp", combine="sum",
+    )  # fmt: skip
+    assert code == 0 and told["importance"] == pytest.approx(expected.importance)
+    assert told["importance_recall"] == pytest.approx(expected.importance_recall)
+    joined = tmp_path / "joined.parquet"
+    code, out, _ = run(capsys, *asked, "-o", joined)
+    assert code == 0 and "importance" in out and "Importance of the exact join" in out
+    assert pq.read_table(joined)["importance"].to_pylist()
+    code, _, err = run(capsys, *asked[:-4], "--policy", "prob", "--combine", "sum")
+    assert code == 2 and "--combine needs --importance" in err
+    code, _, err = run(capsys, *asked, "--importance", "weight,imp")
+    assert code == 2 and "'weight'" in err
+
+
+def test_the_example_of_the_page_prints_what_the_page_shows(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "importance.md").read_text()
+    example, shown = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(compile(example, "importance.md", "exec"), {})
+    assert capsys.readouterr().out == shown

@@ -6,7 +6,8 @@ Two streams of Zipf keys (0.75 over a million) are interleaved at random, one ar
 window is ten times as long as the budget B, so that B is 10 % of what the exact join holds. A join
 is first fed one whole window; then the next arrivals are timed in three slices, and the best of
 them counts, since other programs disturb. Once the results are only counted, once they are written
-out as pairs. Nothing is accounted. `full`, the exact join, runs on the same arrivals.
+out as pairs. Nothing is accounted. `full`, the exact join, runs on the same arrivals. Policies that
+rank by importance get it, and sum up that of the results.
 
 Each policy has a process of its own, as it has on a cluster: code that is loaded after another
 policy's can be slower for it (fifo after full: 245 instead of 108 ns per arrival).
@@ -38,7 +39,7 @@ import pyarrow.parquet as pq
 from . import layout as L
 from . import optimum, streams
 from .errors import JoinweirError
-from .policies import Parameters, policy, policy_names, read_policy
+from .policies import Parameters, definition, policy, policy_names, read_policy
 from .profiling import characterize, peak_memory
 from .simulation import rows_in_window, simulate
 from .state import JoinConfig, JoinState, make_batch
@@ -600,17 +601,17 @@ def _window(budget: int) -> int:
 
 def _config(params: Parameters, budget: int) -> JoinConfig:
     halves = (budget // 2, budget - budget // 2)
-    return JoinConfig(params, (_window(budget),) * 2, halves, accounting="off")
+    weighed = "min" if definition(params.name).weighs else None
+    return JoinConfig(params, (_window(budget),) * 2, halves, accounting="off", importance=weighed)
 
 
-def _stream(n: int, window: int, seed: int) -> L.Batch:
-    """n arrivals; the same for every policy, since only the window's length enters."""
+def _stream(params: Parameters, n: int, budget: int, seed: int) -> L.Batch:
+    """n arrivals; the same for every policy, with importances for those that look at them."""
     side = np.random.default_rng([seed, 0x51DE]).random(n) < 0.5
     key = streams.zipf(n, domain=DOMAIN, skew=SKEW, seed=seed)["key"]
     ticks = np.arange(n)
-    return make_batch(
-        _config(policy("full"), round(window * SHARE)), ts=ticks, side=side, key=key, row=ticks
-    )
+    imp = streams.importance(n, seed=seed)
+    return make_batch(_config(params, budget), ts=ticks, side=side, key=key, row=ticks, imp=imp)
 
 
 def _time_policy(
@@ -620,8 +621,9 @@ def _time_policy(
     for budget in rows:
         yield budget
         with_pairs = budget <= pairs_up_to
-        stream = _stream(_window(budget) + (1 + with_pairs) * arrivals, _window(budget), seed)
-        yield from _time_budget(read_policy(name), budget, stream, arrivals, with_pairs)
+        params = read_policy(name)
+        stream = _stream(params, _window(budget) + (1 + with_pairs) * arrivals, budget, seed)
+        yield from _time_budget(params, budget, stream, arrivals, with_pairs)
 
 
 def _time_budget(
