@@ -551,9 +551,9 @@ def measure_importance(progress: Progress | None = None, seed: int = 1) -> list[
         for setting in settings:
             if progress:
                 progress(f"{sweep}, {setting.title}", number / len(sweeps))
-            exact = _importance_after_warmup(setting, "full", seed)
+            exact = importance_after_warmup(setting, "full", seed)
             for chosen in setting.policies:
-                kept = _importance_after_warmup(setting, chosen, seed)
+                kept = importance_after_warmup(setting, chosen, seed)
                 # A sweep of a parameter has the setting's title for what is common to its rows.
                 label = chosen.partition(",decay=")[0]
                 share = kept / exact
@@ -568,7 +568,7 @@ def measure_importance(progress: Progress | None = None, seed: int = 1) -> list[
     return found
 
 
-def _importance_after_warmup(setting: ImportanceSetting, chosen: str, seed: int) -> float:
+def importance_after_warmup(setting: ImportanceSetting, chosen: str, seed: int) -> float:
     """Importance of the results, but for those of the first two lifetimes."""
     left, right = streams.with_importance(
         streams.zipf_pair(
