@@ -71,7 +71,7 @@ REFUSED = {
     "allocation of nothing": ({"allocation": "even"}, ["allocation", "max_rows or memory"]),
     "policy": ({"policy": "gdk"}, ["gdk", "gdj"]),
     "policy of the future": ({"policy": "opt", "max_rows": 9}, ["opt"]),
-    "policy by importance": ({"policy": "dgl", "max_rows": 9}, ["'dgl'", "importance", "jw.simulate"]),
+    "policy by importance": ({"policy": "dgl", "max_rows": 9}, ["importance", "jw.simulate"]),
     "accounting": ({"accounting": "roughly"}, ["roughly", "sketch"]),
     "sketch of landmarks": (
         {"accounting": "sketch", "within": jw.landmark("1 day")}, ["sketch", "sliding"],
