@@ -34,9 +34,8 @@ java: ## check for Java 17 or 21; install it when root, else say how
 demo: setup ## run the demonstration on local Spark
 	@$(with_java) $(with_cache) $(BIN)/joinweir demo
 
-# Two processes, a file of tests in one of them: those on Spark share its session.
 test: setup ## run the default tests
-	@$(with_java) $(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(with_java) $(BIN)/python -m pytest
 
 # Kafka's jars are fetched once, by mvn, into .cache.
 test-kafka: setup ## run the tests that need a Kafka broker; mvn fetches it

@@ -262,7 +262,7 @@ def test_text_with_parameters_is_read_with_its_types():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("gjd", "unknown policy 'gjd'; did you mean 'gdj'? choices: age, fifo"),
+        ("gjd", "unknown policy 'gjd'; did you mean 'gdj'? choices: age, dgl"),
         ("gdj:rank=1", "unknown parameter of gdj 'rank'"),
         ("gdj:initial_rank=2", "gdj: initial_rank must be a number from 0 to 1, not 2"),
         ("gdj:initial_rank=high", "gdj: initial_rank must be 'auto' or from 0 to 1, not 'high'"),

@@ -1358,8 +1358,7 @@ def _optimum(options: argparse.Namespace) -> None:
     on = [_names(name, "--on") for part in options.on for name in part.split(",")]
     time = _names(options.time, "--time")
     importance = None if options.importance is None else _names(options.importance, "--importance")
-    needed = on if importance is None else [*on, importance]
-    tables = _read_streams(files, needed, time, whole=False)
+    tables = _read_streams(files, on, time, importance, whole=False)
     objective = options.objective or ("count" if importance is None else "importance")
     arguments = {
         "on": on,

@@ -8,7 +8,7 @@ Deviations: those of `lba`; Θ is taken at n + i - 1 and the sum ends at T (both
 paper). With one T for all rows (``horizon=100`` or ``window``, as in the paper's experiments) ELBA
 and LBA are the same: ΣP_i = Σ cs_j + cs_{T+1} P(x). The paper's T = remaining life, its definition
 1, is the default here. A life that is no whole number of rows ends in a part of a row. The curve
-cs_{T+1}(T) goes straight on after 4,096 rows.
+cs_{T+1}(T) goes straight on after 2,048 rows.
 Cost per arrival: O(log² B) amortised, and for each of the <= h recent keys that could be the victim
 O(log B + h · its places among the last h). Of a key's rows the oldest has the least to expect, so
 keys compete, with cs_{T+1}(T) P(x) falling along one convex curve; recent keys are worth more.
@@ -55,7 +55,7 @@ from .lba import (
     rows_per_tick,
 )
 
-CURVE = 4096  # rows ahead up to which cs_{T+1}(T) is kept
+CURVE = 2048  # rows ahead up to which cs_{T+1}(T) is kept
 LEVELS = 33  # of the tournament, at most
 
 
