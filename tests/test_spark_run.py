@@ -188,8 +188,10 @@ def test_on_a_terminal_the_example_shows_a_live_view(start):
     process = start(REPOSITORY / "examples" / "job.toml", stdout=theirs)
     os.close(theirs)
     shown = ""
+    recall = re.compile(r"recall[^%]*\d%")
     with contextlib.suppress(OSError):  # the terminal's other end is closed
-        while not re.search(r"batch \d+: first 5 results", shown):  # of the console sink
+        # Of the console sink; and the view of what was lost, which Spark tells a little later.
+        while not (re.search(r"batch \d+: first 5 results", shown) and recall.search(shown)):
             shown += os.read(ours, 65536).decode(errors="replace")
         process.send_signal(signal.SIGTERM)
         while True:
