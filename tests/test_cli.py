@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,15 @@ def test_an_unknown_command_or_option_is_refused(run, arguments, told) -> None:
     assert_refused(run(*arguments), *told)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts Python, also where a shell had it ignored for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_with_130_and_one_line(run, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -143,6 +153,7 @@ def test_ctrl_c_ends_with_130_and_one_line(run, monkeypatch) -> None:
     assert run(*arguments) == (130, "", "joinweir: interrupted\n")
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("compiler_fails", [True, False])
 def test_ctrl_c_that_falls_into_the_compiler_counts(run, monkeypatch, compiler_fails) -> None:
     def compiling(*_: object, **__: object) -> None:
