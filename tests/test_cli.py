@@ -137,7 +137,7 @@ def test_an_unknown_command_or_option_is_refused(run, arguments, told) -> None:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Ctrl-C interrupts Python, also where a shell had it ignored for what runs in the background."""
+    """Ctrl-C interrupts Python, also if a shell had it ignored for what runs in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
